@@ -1,0 +1,42 @@
+# Everything runs in .venv, which is made on first use and again when the dependencies change.
+VENV   := .venv
+PYTHON ?= python3
+BIN    := $(VENV)/bin
+STAMP  := $(VENV)/.installed
+SOURCES := fedmerge tests benchmarks
+
+.PHONY: help demo test check format bench clean
+
+help:
+	@echo "make demo    train small clients on scikit-learn's digits, merge their files, compare"
+	@echo "make test    all tests"
+	@echo "make check   format check, ruff, mypy --strict, tests"
+	@echo "make bench   benchmarks"
+	@echo "make format  format and fix what ruff can fix"
+
+$(STAMP): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	touch $@
+
+demo: $(STAMP)
+	$(BIN)/fedmerge demo
+
+test: $(STAMP)
+	$(BIN)/python -m pytest -n 2
+
+check: $(STAMP)
+	$(BIN)/ruff format --check $(SOURCES)
+	$(BIN)/ruff check $(SOURCES)
+	$(BIN)/mypy
+	$(MAKE) --no-print-directory test
+
+format: $(STAMP)
+	$(BIN)/ruff format $(SOURCES)
+	$(BIN)/ruff check --fix $(SOURCES)
+
+bench: $(STAMP)
+	$(BIN)/python -m benchmarks
+
+clean:
+	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis demo-output *.egg-info

@@ -1,0 +1,54 @@
+"""Merge separately trained PyTorch checkpoints by federated matched averaging.
+
+The names below are loaded when they are first used, so that `import fedmerge` costs nothing.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from fedmerge.checkpoint import ReadOptions as ReadOptions
+    from fedmerge.errors import ArchitectureError as ArchitectureError
+    from fedmerge.errors import CheckpointError as CheckpointError
+    from fedmerge.errors import FedmergeError as FedmergeError
+    from fedmerge.errors import MatchingError as MatchingError
+    from fedmerge.errors import UnsafeCheckpointError as UnsafeCheckpointError
+    from fedmerge.errors import UsageError as UsageError
+    from fedmerge.types.plans import Plan as Plan
+    from fedmerge.workflow.convert import convert as convert
+    from fedmerge.workflow.load import load_model as load_model
+    from fedmerge.workflow.match import match as match
+    from fedmerge.workflow.match import plan as plan
+    from fedmerge.workflow.merge import Merge as Merge
+    from fedmerge.workflow.options import MatchOptions as MatchOptions
+    from fedmerge.workflow.verify import Verification as Verification
+    from fedmerge.workflow.verify import verify as verify
+
+_HOMES = {
+    "ArchitectureError": "errors",
+    "CheckpointError": "errors",
+    "FedmergeError": "errors",
+    "MatchOptions": "workflow.options",
+    "MatchingError": "errors",
+    "Merge": "workflow.merge",
+    "Plan": "types.plans",
+    "ReadOptions": "checkpoint",
+    "UnsafeCheckpointError": "errors",
+    "UsageError": "errors",
+    "Verification": "workflow.verify",
+    "convert": "workflow.convert",
+    "load_model": "workflow.load",
+    "match": "workflow.match",
+    "plan": "workflow.match",
+    "verify": "workflow.verify",
+}
+
+__all__ = ["__version__", *sorted(_HOMES)]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'fedmerge' has no attribute '{name}'")
+    return getattr(import_module(f"fedmerge.{_HOMES[name]}"), name)

@@ -1,0 +1,27 @@
+"""Read and write every container safely, tensor by tensor."""
+
+from fedmerge.checkpoint._checkpoint import Checkpoint, from_state_dict, open_checkpoint
+from fedmerge.checkpoint._contents import ReadOptions
+from fedmerge.checkpoint._output import OUTPUT_SUFFIXES, check_output
+from fedmerge.checkpoint._paths import MODEL_SUFFIXES, client_names, expand_paths
+from fedmerge.checkpoint._record import read_record, record_path
+from fedmerge.checkpoint._tensors import array_digest, to_torch
+from fedmerge.checkpoint._write import write_model, write_text
+
+__all__ = [
+    "MODEL_SUFFIXES",
+    "OUTPUT_SUFFIXES",
+    "Checkpoint",
+    "ReadOptions",
+    "array_digest",
+    "check_output",
+    "client_names",
+    "expand_paths",
+    "from_state_dict",
+    "open_checkpoint",
+    "read_record",
+    "record_path",
+    "to_torch",
+    "write_model",
+    "write_text",
+]

@@ -1,0 +1,165 @@
+"""One client's checkpoint: names and shapes at once, tensors on demand."""
+
+import hashlib
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import torch
+
+from fedmerge.checkpoint._containers import read_container
+from fedmerge.checkpoint._contents import Contents, ReadOptions
+from fedmerge.checkpoint._failures import reason_of, unreadable
+from fedmerge.checkpoint._paths import client_names
+from fedmerge.checkpoint._state_dict import normalise
+from fedmerge.checkpoint._tensors import StoredTensor, digest, raw_bytes, to_array
+from fedmerge.errors import CheckpointError
+from fedmerge.types.arrays import Array
+from fedmerge.types.clients import TensorInfo
+
+_CHUNK = 1 << 20
+_DEFAULTS = ReadOptions()
+
+
+@dataclass(frozen=True, eq=False)
+class Checkpoint:
+    """A `Client` read from files or memory; nothing that `read` returned is kept."""
+
+    name: str
+    path: Path | None
+    container: str  # e.g. "torch zip", "sharded safetensors"; "state dict" in memory
+    location: str  # dotted path of the state dict in the container, "" for the top level
+    weights: str  # "raw" or "ema"
+    prefix: str  # stripped from the names here, kept in the names that are written
+    notes: tuple[str, ...]
+    tensors: Mapping[str, TensorInfo]
+    aliases: Mapping[str, str]
+    size: int  # bytes of all files, 0 in memory
+    metadata: Mapping[str, str]
+    _stored: Mapping[str, StoredTensor] = field(repr=False)
+    _files: tuple[Path, ...] = field(repr=False)
+    _finite: set[str] = field(repr=False, default_factory=set)  # names already checked
+
+    def read(self, name: str) -> Array:
+        """Return a tensor as a new array that the caller owns; refuse NaN and infinities."""
+        return to_array(self.read_torch(name))
+
+    def read_torch(self, name: str) -> torch.Tensor:
+        """Return a tensor in its stored dtype, as `read` otherwise."""
+        name = self.aliases.get(name, name)
+        tensor = self._load(name)
+        if self.tensors[name].is_float and name not in self._finite:
+            self._check_finite(name, tensor)
+            self._finite.add(name)
+        return tensor
+
+    def renamed(self, name: str) -> "Checkpoint":
+        """Return the same checkpoint under another client's name."""
+        return replace(self, name=name)
+
+    def output_name(self, name: str) -> str:
+        """Return the name under which a merge of this client writes a tensor."""
+        return self.prefix + name
+
+    def tensor_digest(self, name: str) -> str:
+        """Return the SHA-256 of a tensor's contiguous bytes in its stored dtype."""
+        return digest(self._load(self.aliases.get(name, name)))
+
+    def sha256(self) -> str:
+        """Return the SHA-256 of the file; of all files' hashes, or of the tensors, if no file."""
+        if not self._files:
+            return self._content_digest()
+        with _reading(self._label):
+            digests = [_file_digest(file) for file in self._files]
+        if len(digests) == 1:
+            return digests[0]
+        named = zip(self._files, digests, strict=True)
+        lines = "".join(sorted(f"{file.name}:{sha}\n" for file, sha in named))
+        return hashlib.sha256(lines.encode()).hexdigest()
+
+    @property
+    def _label(self) -> str:
+        return self.name if self.path is None else str(self.path)
+
+    def _load(self, name: str) -> torch.Tensor:
+        with _reading(f"{self._label}: '{name}'"):
+            return self._stored[name].load()
+
+    def _check_finite(self, name: str, tensor: torch.Tensor) -> None:
+        finite = torch.isfinite(tensor)
+        if bool(finite.all()):
+            return
+        nan = int(torch.isnan(tensor).sum())
+        infinite = tensor.numel() - int(finite.sum()) - nan
+        found = [f"{n:,} {what}" for n, what in ((nan, "NaN"), (infinite, "infinite")) if n]
+        raise CheckpointError(
+            f"{self._label}: '{name}' has {' and '.join(found)} of {tensor.numel():,} values",
+            "its training diverged; leave this client out",
+        )
+
+    def _content_digest(self) -> str:
+        content = hashlib.sha256()
+        for name, info in self.tensors.items():
+            content.update(f"{name}:{info.dtype}:{info.shape}\n".encode())
+            content.update(raw_bytes(self._load(name)).data)
+        for alias, name in self.aliases.items():
+            content.update(f"{alias}={name}\n".encode())
+        return content.hexdigest()
+
+
+def open_checkpoint(
+    path: str | Path, options: ReadOptions = _DEFAULTS, *, name: str | None = None
+) -> Checkpoint:
+    """Open a checkpoint file, a shard index or a Hugging Face folder; nothing in it is run."""
+    path = Path(path)
+    try:
+        contents = read_container(path, options)
+    except OSError as error:
+        raise unreadable(path, error) from error
+    return _build(contents, options, name=name or client_names([path])[0], path=path)
+
+
+def from_state_dict(tensors: Mapping[str, torch.Tensor], *, name: str) -> Checkpoint:
+    """Take a state dict in memory for a checkpoint, under the same rules as a file."""
+    return _build(Contents("state dict", tensors), _DEFAULTS, name=name, path=None)
+
+
+def _build(contents: Contents, options: ReadOptions, **place: Any) -> Checkpoint:
+    label = str(place["path"] or place["name"])
+    found = normalise(contents, options, label)
+    return Checkpoint(
+        **place,
+        container=contents.container,
+        location=found.location,
+        weights=found.weights,
+        prefix=found.prefix,
+        notes=found.notes,
+        tensors=MappingProxyType({name: t.info for name, t in found.tensors.items()}),
+        aliases=found.aliases,
+        size=contents.size,
+        metadata=MappingProxyType(dict(contents.metadata)),
+        _stored=found.tensors,
+        _files=contents.files,
+    )
+
+
+@contextmanager
+def _reading(what: str) -> Iterator[None]:
+    """Turn what can go wrong while values are read into an error that names them."""
+    try:
+        yield
+    except OSError as error:
+        raise unreadable(what, error) from error
+    except (EOFError, RuntimeError, MemoryError) as error:
+        raise CheckpointError(f"{what}: cannot be read ({reason_of(error)})") from error
+
+
+def _file_digest(path: Path) -> str:
+    content = hashlib.sha256()
+    with path.open("rb") as file:
+        while chunk := file.read(_CHUNK):
+            content.update(chunk)
+    return content.hexdigest()

@@ -1,0 +1,26 @@
+"""What every container reader returns."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+
+@dataclass(frozen=True)
+class ReadOptions:
+    """What to take from a container that holds more than one state dict, and whom to trust."""
+
+    key: str | None = None  # dotted path of the state dict, e.g. "nets.G"; "." is the top level
+    weights: Literal["raw", "ema"] | None = None  # None: raw if there, else the EMA copy
+    allow_globals: tuple[str, ...] = ()  # "package.Class", admitted by the safe unpickler
+
+
+@dataclass(frozen=True)
+class Contents:
+    """A container's object tree; its leaves of interest are tensors, loaded or described."""
+
+    container: str
+    tree: object
+    files: tuple[Path, ...] = ()
+    size: int = 0  # bytes of all files
+    metadata: Mapping[str, str] = field(default_factory=dict)

@@ -1,0 +1,96 @@
+"""Which files the arguments of a command mean, and what their clients are called."""
+
+import glob
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from fedmerge.checkpoint._failures import unreadable
+from fedmerge.errors import CheckpointError
+
+MODEL_SUFFIXES = (".pt", ".pth", ".bin", ".ckpt", ".safetensors", ".t7", ".tar")
+
+_INDEX = ".index.json"
+_MODEL_FILES = (  # what Hugging Face libraries call a model's file, the best first
+    "model.safetensors",
+    "diffusion_pytorch_model.safetensors",
+    "pytorch_model.bin",
+    "diffusion_pytorch_model.bin",
+)
+
+
+def expand_paths(arguments: Sequence[str | Path]) -> list[Path]:
+    """Return the checkpoints that files, folders and globs stand for, in natural order each."""
+    try:
+        return [path for argument in arguments for path in _expand(argument)]
+    except OSError as error:
+        raise unreadable(error.filename or "a path", error) from error
+
+
+def client_names(paths: Sequence[Path]) -> list[str]:
+    """Return the paths' stems, made different by -2, -3, … where they repeat.
+
+    >>> client_names([Path("a/model.pt"), Path("b/model.pt"), Path("model-2.pt")])
+    ['model', 'model-3', 'model-2']
+    """
+    stems = [_stem(path) for path in paths]
+    names: list[str] = []
+    for stem in stems:
+        name, count = stem, 1
+        while name in names or (count > 1 and name in stems):
+            count += 1
+            name = f"{stem}-{count}"
+        names.append(name)
+    return names
+
+
+def model_file(folder: Path) -> Path | None:
+    """Return the index or model file of a Hugging Face folder, None for other folders."""
+    known = [folder / (name + _INDEX) for name in _MODEL_FILES]
+    others = sorted(folder.glob(f"*{_INDEX}"))
+    files = [folder / name for name in _MODEL_FILES if (folder / "config.json").exists()]
+    return next((path for path in [*known, *others, *files] if path.is_file()), None)
+
+
+def _expand(argument: str | Path) -> list[Path]:
+    path = Path(argument)
+    if path.is_dir():
+        return [path] if model_file(path) else _files_in(path)
+    if path.exists():
+        return [path]
+    if not glob.has_magic(str(argument)):
+        raise CheckpointError(f"{argument}: no such file")
+    found = glob.glob(str(argument), recursive=True)  # noqa: PTH207 (absolute patterns too)
+    matches = sorted(map(Path, found), key=_natural)
+    if not matches:
+        raise CheckpointError(f"{argument}: no file matches this pattern")
+    return [path for match in matches for path in _expand(match)]
+
+
+def _files_in(folder: Path) -> list[Path]:
+    files = [
+        path
+        for path in folder.iterdir()
+        if path.suffix.lower() in MODEL_SUFFIXES and not path.name.startswith(".")
+    ]
+    if not files:
+        raise CheckpointError(
+            f"{folder}: a folder without checkpoint files",
+            f"they end in {', '.join(MODEL_SUFFIXES)}",
+        )
+    return sorted(files, key=_natural)
+
+
+def _natural(path: Path) -> list[tuple[int, str, int]]:
+    """Order c2 before c10."""
+    parts = re.findall(r"(\d+)|(\D+)", str(path))
+    return [(0, "", int(number)) if number else (1, text, 0) for number, text in parts]
+
+
+def _stem(path: Path) -> str:
+    if path.is_dir():
+        return path.resolve().name
+    stem = path.name.removesuffix(_INDEX)
+    while Path(stem).suffix.lower() in MODEL_SUFFIXES:
+        stem = Path(stem).stem
+    return stem if stem != path.name else path.stem

@@ -1,0 +1,168 @@
+"""Find the state dict in a container's object tree."""
+
+from collections import deque
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+
+from fedmerge.checkpoint._contents import ReadOptions
+from fedmerge.checkpoint._ema import is_ema
+from fedmerge.checkpoint._failures import listed
+from fedmerge.checkpoint._tensors import StoredTensor, describe
+from fedmerge.errors import CheckpointError
+
+_Path = tuple[str, ...]
+_DEEPEST = 64  # levels searched; no real checkpoint nests its tensors as deep
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One mapping of names to tensors, and the names it holds besides."""
+
+    location: str  # dotted path, "" for the top level
+    tensors: Mapping[str, StoredTensor]
+    ignored: tuple[str, ...]
+
+    @property
+    def has_weights(self) -> bool:
+        """Whether any of its tensors could be a layer's weights."""
+        return any(tensor.is_weight for tensor in self.tensors.values())
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The state dict to use and what was passed over."""
+
+    candidate: Candidate
+    notes: tuple[str, ...] = ()
+
+
+def choose(tree: object, options: ReadOptions, *, label: str, most_bytes: int | None) -> Choice:
+    """Return the state dict that the options mean; raise if there is none or more than one."""
+    root, start = _start(tree, options.key, label)
+    if options.key is not None and (at_root := _candidate(start, root, most_bytes)):
+        return Choice(at_root)
+    found, optimizer = _walk(root, start, most_bytes)
+    found = [c for c in found if c.has_weights] or ([] if optimizer else found)
+    pool = _pool(found, options)
+    if not pool:
+        raise _nothing(found, options, label, optimizer=optimizer)
+    if len(pool) > 1:
+        raise _several(pool, label)
+    copies = [c.location for c in found if is_ema(c.location) and c not in pool]
+    notes = (
+        *(["optimizer states ignored"] if optimizer else []),
+        *(f"the EMA copy '{location}' ignored" for location in copies),
+    )
+    return Choice(pool[0], notes)
+
+
+def _pool(found: list[Candidate], options: ReadOptions) -> list[Candidate]:
+    raw = [c for c in found if not is_ema(c.location)]
+    ema = [c for c in found if is_ema(c.location)]
+    # An EMA copy may also hide among the names of the raw state dict.
+    return {"raw": raw, "ema": ema or raw, None: raw or ema}[options.weights]
+
+
+def _start(tree: object, key: str | None, label: str) -> tuple[_Path, object]:
+    if key is None or key == ".":
+        return (), tree
+    places = dict(_descend(tree, key, ()))
+    if not places:
+        known, _ = _walk((), tree, None)
+        held = listed(list(map(_describe, known))) or "none"
+        raise CheckpointError(f"{label}: has no '{key}'", f"state dicts in it: {held}")
+    return next(iter(places.items()))
+
+
+def _descend(node: object, key: str, path: _Path) -> Iterator[tuple[_Path, object]]:
+    """Yield what lies at a dotted path whose parts may have dots themselves."""
+    for name, child in _children(node):
+        if name == key:
+            yield (*path, name), child
+        elif name and key.startswith(name + "."):
+            yield from _descend(child, key[len(name) + 1 :], (*path, name))
+
+
+def _walk(root: _Path, start: object, most_bytes: int | None) -> tuple[list[Candidate], bool]:
+    """Return every mapping of tensors, and whether optimizer states were left out.
+
+    Each container is visited once, so cycles do no harm.
+    """
+    queue, seen = deque([(root, start)]), {id(start)}
+    candidates: list[Candidate] = []
+    optimizer = False
+    while queue:
+        path, node = queue.popleft()
+        if _is_optimizer(path, node):
+            optimizer = True
+            continue
+        candidate = _candidate(node, path, most_bytes)
+        candidates += [candidate] if candidate else []
+        for name, child in _children(node):
+            is_new = isinstance(child, Mapping | list | tuple) and id(child) not in seen
+            if is_new and len(path) < _DEEPEST:
+                seen.add(id(child))
+                queue.append(((*path, name), child))
+    return candidates, optimizer
+
+
+def _children(node: object) -> list[tuple[str, object]]:
+    if isinstance(node, Mapping):
+        return [(str(key), child) for key, child in node.items() if isinstance(key, str | int)]
+    if isinstance(node, list | tuple):
+        return [(str(index), child) for index, child in enumerate(node)]
+    return []
+
+
+def _is_optimizer(path: _Path, node: object) -> bool:
+    if path and "optim" in path[-1].lower():
+        return True
+    return isinstance(node, Mapping) and "param_groups" in node and "state" in node
+
+
+def _candidate(node: object, path: _Path, most_bytes: int | None) -> Candidate | None:
+    if not isinstance(node, Mapping):
+        return None
+    tensors = {
+        key: _stored(value, most_bytes)
+        for key, value in node.items()
+        if isinstance(key, str) and isinstance(value, torch.Tensor | StoredTensor)
+    }
+    ignored = tuple(str(key) for key in node if key not in tensors)
+    return Candidate(".".join(path), tensors, ignored) if tensors else None
+
+
+def _stored(value: torch.Tensor | StoredTensor, most_bytes: int | None) -> StoredTensor:
+    if isinstance(value, StoredTensor):
+        return value
+    return describe(value, most_bytes=most_bytes)
+
+
+def _describe(candidate: Candidate) -> str:
+    place = f"'{candidate.location}'" if candidate.location else "'.' (the top level)"
+    count = len(candidate.tensors)
+    return f"{place} ({count} tensor{'s' if count > 1 else ''})"
+
+
+def _several(pool: list[Candidate], label: str) -> CheckpointError:
+    return CheckpointError(
+        f"{label}: holds several state dicts: {listed(list(map(_describe, pool)))}",
+        f"choose one, e.g. --key {pool[0].location or '.'}",
+    )
+
+
+def _nothing(
+    found: list[Candidate], options: ReadOptions, label: str, *, optimizer: bool
+) -> CheckpointError:
+    if found:
+        return CheckpointError(
+            f"{label}: has no {options.weights} weights, only {_describe(found[0])}",
+            "leave out --weights, or choose the others",
+        )
+    if optimizer:
+        return CheckpointError(
+            f"{label}: holds optimizer state only, no model", "give the model's checkpoint"
+        )
+    return CheckpointError(f"{label}: holds no tensors under names, so no state dict")

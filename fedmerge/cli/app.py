@@ -1,0 +1,185 @@
+"""The commands; heavy imports happen inside them, so that help answers at once."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedmerge import __version__
+from fedmerge.cli import options as opt
+from fedmerge.cli.terminal import Terminal
+from fedmerge.errors import UsageError
+
+app = typer.Typer(
+    name="fedmerge",
+    help="Merge separately trained PyTorch checkpoints of one architecture into one model.",
+    epilog="Start with: fedmerge match a.pt b.pt -o global.pt",
+    no_args_is_help=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    pretty_exceptions_enable=False,
+)
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        print(f"fedmerge {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    version: Annotated[
+        bool,
+        typer.Option("--version", help="Show the version.", callback=_version, is_eager=True),
+    ] = False,
+) -> None:
+    """Merge separately trained PyTorch checkpoints of one architecture into one model."""
+
+
+@app.command()
+def match(
+    clients: opt.Clients,
+    output: opt.Output = Path("global.pt"),
+    force: opt.Force = False,
+    dtype: opt.Dtype = None,
+    dry_run: opt.DryRun = False,
+    method: opt.Method = None,
+    preset: opt.Preset = None,
+    match_threshold: opt.MatchThreshold = None,
+    max_growth: opt.MaxGrowth = None,
+    gamma: opt.Gamma = None,
+    sigma: opt.Sigma = None,
+    sigma0: opt.Sigma0 = None,
+    sweeps: opt.Sweeps = None,
+    seed: opt.Seed = None,
+    solver: opt.Solver = None,
+    tie_breaker: opt.TieBreaker = None,
+    client_weight: opt.ClientWeight = None,
+    class_counts: opt.ClassCounts = None,
+    keep: opt.Keep = None,
+    plan: opt.PlanFile = None,
+    flatten: opt.Flatten = None,
+    assume_chain: opt.AssumeChain = False,
+    match_by_order: opt.MatchByOrder = False,
+    key: opt.Key = None,
+    weights: opt.Weights = None,
+    allow_global: opt.AllowGlobal = None,
+    device: opt.Device = "auto",
+    threads: opt.Threads = None,
+    config: opt.Config = None,
+    as_json: opt.Json = False,
+    quiet: opt.Quiet = False,
+    verbose: opt.Verbose = False,
+) -> None:
+    """Merge checkpoints into one model, from the files alone."""
+    given = locals()
+    _use_threads(threads)
+    from fedmerge.cli import match as command
+
+    command.run(given, Terminal(as_json, quiet, verbose))
+
+
+@app.command()
+def plan(
+    clients: opt.Clients,
+    output: opt.OptionalOutput = None,
+    force: opt.Force = False,
+    keep: opt.Keep = None,
+    plan: opt.PlanFile = None,
+    flatten: opt.Flatten = None,
+    assume_chain: opt.AssumeChain = False,
+    match_by_order: opt.MatchByOrder = False,
+    key: opt.Key = None,
+    weights: opt.Weights = None,
+    allow_global: opt.AllowGlobal = None,
+    config: opt.Config = None,
+    as_json: opt.Json = False,
+    quiet: opt.Quiet = False,
+    verbose: opt.Verbose = False,
+) -> None:
+    """Show which axes of which tensors carry the same hidden units."""
+    given = locals()
+    from fedmerge.cli import plan as command
+
+    command.run(given, Terminal(as_json, quiet, verbose))
+
+
+@app.command()
+def inspect(
+    files: opt.Clients,
+    flatten: opt.Flatten = None,
+    assume_chain: opt.AssumeChain = False,
+    key: opt.Key = None,
+    weights: opt.Weights = None,
+    allow_global: opt.AllowGlobal = None,
+    as_json: opt.Json = False,
+    quiet: opt.Quiet = False,
+    verbose: opt.Verbose = False,
+) -> None:
+    """Show what is in files, what of it is understood, and how they differ."""
+    given = locals()
+    from fedmerge.cli import inspect as command
+
+    raise typer.Exit(command.run(given, Terminal(as_json, quiet, verbose)))
+
+
+@app.command()
+def verify(
+    merged: opt.Merged,
+    clients: opt.OptionalClients = None,
+    as_json: opt.Json = False,
+    quiet: opt.Quiet = False,
+    verbose: opt.Verbose = False,
+) -> None:
+    """Check a merged file against its record and, if given, its clients."""
+    from fedmerge.cli import verify as command
+
+    raise typer.Exit(command.run(merged, clients or [], Terminal(as_json, quiet, verbose)))
+
+
+@app.command()
+def convert(
+    file: opt.File,
+    output: opt.Output,
+    force: opt.Force = False,
+    dtype: opt.Dtype = None,
+    key: opt.Key = None,
+    weights: opt.Weights = None,
+    allow_global: opt.AllowGlobal = None,
+    as_json: opt.Json = False,
+    quiet: opt.Quiet = False,
+    verbose: opt.Verbose = False,
+) -> None:
+    """Write the state dict found in a file as a plain one."""
+    given = locals()
+    from fedmerge.cli import convert as command
+
+    command.run(given, Terminal(as_json, quiet, verbose))
+
+
+@app.command()
+def demo(
+    folder: Annotated[
+        Path, typer.Argument(help="Where the demo's files go.", show_default=True)
+    ] = Path("demo-output"),
+    as_json: opt.Json = False,
+    quiet: opt.Quiet = False,
+    verbose: opt.Verbose = False,
+) -> None:
+    """Train small clients on skewed parts of a data set, merge and compare them."""
+    from fedmerge.cli import demo as command
+
+    command.run(folder, Terminal(as_json, quiet, verbose))
+
+
+def _use_threads(threads: int | None) -> None:
+    """Limit the CPU threads of every library; they read this when they are first imported."""
+    if threads is None:
+        return
+    if threads < 1:
+        raise UsageError(f"--threads is {threads}, expected a whole number from 1")
+    for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+        os.environ[variable] = str(threads)

@@ -1,0 +1,73 @@
+"""The one place where exceptions become messages and exit codes."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Sequence
+
+import typer
+
+from fedmerge.errors import FedmergeError, UsageError
+
+INTERRUPTED = 130
+
+# Newer typers bring a click of their own, so its base error is found through one that they export.
+_ClickError: type[Exception] = typer.BadParameter.__mro__[2]
+
+
+def main() -> None:
+    """Run the command line and exit with its code."""
+    sys.exit(run(sys.argv[1:]))
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run one command and return its exit code; only fedmerge's own errors become messages."""
+    from fedmerge.cli.app import app
+
+    as_json = "--json" in arguments
+    try:
+        code = app(args=list(arguments), standalone_mode=False, prog_name="fedmerge")
+        sys.stdout.flush()
+    except FedmergeError as error:
+        return report(error, as_json=as_json)
+    except _ClickError as error:
+        return _report_usage(error, as_json)
+    except (KeyboardInterrupt, typer.Abort):
+        print("interrupted", file=sys.stderr)
+        return INTERRUPTED
+    except BrokenPipeError:  # the reader of our output went away
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    return code if isinstance(code, int) else 0
+
+
+def report(error: FedmergeError, *, as_json: bool) -> int:
+    """Print an error, one line for the problem and one for the hint, and return its code."""
+    print(f"error: {error.problem}", file=sys.stderr)
+    if error.hint:
+        print(f"hint: {error.hint}", file=sys.stderr)
+    if as_json:
+        print(json.dumps({"error": error_to_json(error)}, ensure_ascii=False))
+    return error.exit_code
+
+
+def error_to_json(error: FedmergeError) -> dict[str, object]:
+    """Return an error as `--json` reports it."""
+    return {
+        "kind": error.kind,
+        "problem": error.problem,
+        "hint": error.hint,
+        "exit_code": error.exit_code,
+    }
+
+
+def _report_usage(error: Exception, as_json: bool) -> int:
+    """Report what typer says about a wrong command line."""
+    context = getattr(error, "ctx", None)
+    message = str(getattr(error, "format_message", lambda: str(error))()).strip()
+    if not message:  # help was shown because nothing was asked for
+        return UsageError.exit_code
+    command = context.command_path if context is not None else "fedmerge"
+    return report(UsageError(message, f"see `{command} --help`"), as_json=as_json)

@@ -1,0 +1,31 @@
+"""`fedmerge convert`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from fedmerge.cli.arguments import match_options
+from fedmerge.cli.terminal import Terminal
+from fedmerge.workflow.convert import convert
+
+
+def run(given: Mapping[str, Any], terminal: Terminal) -> None:
+    """Write what was understood of a file as a plain state dict."""
+    options = match_options(given)
+    output = given["output"]
+    checkpoint = convert(
+        given["file"], output, options.reading, dtype=options.dtype, force=given["force"]
+    )
+    terminal.result(
+        {
+            "output": str(output),
+            "container": checkpoint.container,
+            "location": checkpoint.location,
+            "tensors": len(checkpoint.tensors),
+            "notes": list(checkpoint.notes),
+        }
+    )
+    for note in checkpoint.notes:
+        terminal.note(f"{checkpoint.name}: {note}")
+    terminal.line(f"wrote {len(checkpoint.tensors)} tensors to {output}")

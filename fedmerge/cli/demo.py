@@ -1,0 +1,26 @@
+"""`fedmerge demo`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from fedmerge.cli import show
+from fedmerge.cli.terminal import Terminal
+from fedmerge.workflow.demo import run_demo
+
+
+def run(folder: Path, terminal: Terminal) -> None:
+    """Train, merge and compare, and say how to go on."""
+    terminal.note("training 4 clients on skewed parts of scikit-learn's digits …")
+    with terminal.progress() as progress:
+        demo = run_demo(folder, progress=progress)
+    terminal.result({"commands": list(demo.commands), "rows": [vars(row) for row in demo.rows]})
+    for command in demo.commands:
+        terminal.line(f"$ {command}")
+    rows = [
+        [row.model, f"{100 * row.accuracy:.1f} %", show.count(row.parameters), f"{row.growth:.2f}"]
+        for row in demo.rows
+    ]
+    terminal.table("digits", ["model", "accuracy", "parameters", "growth"], rows)
+    terminal.line(f"the files are in {folder}; look into one with:")
+    terminal.line(f"fedmerge inspect {folder / 'matched.pt'}")

@@ -1,0 +1,120 @@
+"""`fedmerge match`."""
+
+from __future__ import annotations
+
+import shlex
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from fedmerge.checkpoint import check_output, record_path
+from fedmerge.cli import show
+from fedmerge.cli.arguments import given_plan, match_options
+from fedmerge.cli.terminal import Terminal
+from fedmerge.workflow.clients import expand_sources, open_clients
+from fedmerge.workflow.devices import choose_device
+from fedmerge.workflow.match import merge_prepared, prepare
+from fedmerge.workflow.merge import Merge
+from fedmerge.workflow.predict import Prediction, predict
+
+
+def run(given: Mapping[str, Any], terminal: Terminal) -> None:
+    """Merge the clients, write the result and say what it is."""
+    started = time.perf_counter()
+    options, plan = match_options(given), given_plan(given["plan"])
+    output, device = Path(given["output"]), choose_device(given["device"])
+    paths = [path for path in expand_sources(given["clients"]) if isinstance(path, Path)]
+    if not given["dry_run"]:
+        check_output(output, inputs=paths, force=given["force"])
+    prepared = prepare(open_clients(paths, options.reading), options, plan=plan)
+    for client in prepared.clients:
+        for note in client.notes:
+            terminal.detail(f"{client.name}: {note}")
+    for warning in prepared.warnings:
+        terminal.warn(warning)
+    if given["dry_run"]:
+        _show_prediction(predict(prepared, options), terminal)
+        return
+    with terminal.progress() as progress:
+        merge = merge_prepared(prepared, options, device=device, progress=progress)
+        merge.write(output, force=given["force"])
+    seconds = round(time.perf_counter() - started, 3)
+    terminal.result({**merge.summary(), "output": str(output), "seconds": seconds})
+    _show_merge(merge, output, given["clients"], terminal)
+
+
+def _show_merge(merge: Merge, output: Path, clients: Sequence[Path], terminal: Terminal) -> None:
+    names = ", ".join(client.name for client in merge.clients)
+    title = f"{len(merge.clients)} clients ({names}) of {merge.plan.architecture or 'one plan'}"
+    rows = [
+        [
+            group.name,
+            show.widths(group.client_widths),
+            str(group.width),
+            show.percent(group.match_rate),
+            "" if group.scatter is None else f"{group.scatter:.2f}",
+        ]
+        for group in merge.groups
+    ]
+    terminal.table(title, ["group", "clients", "global", "matched", "scatter"], rows)
+    for line in (*_sizes(merge), *_ways_to_load(merge, output), _quality(output)):
+        terminal.line(line)
+    files = (
+        [str(output)]
+        if output.suffix == ".safetensors"
+        else [str(output), str(record_path(output))]
+    )
+    terminal.line(f"wrote {' and '.join(files)}; check it with:")
+    terminal.line(shlex.join(["fedmerge", "verify", str(output), *map(str, clients)]))
+
+
+def _sizes(merge: Merge) -> list[str]:
+    size, together = merge.parameters(merge.widths), merge.ensemble_parameters
+    line = f"parameters: {show.count(size)} (growth {merge.growth:.2f}"
+    line += f"; the {len(merge.clients)} clients together: {show.count(together)})"
+    lines = [line]
+    asked = merge.dials.threshold
+    if merge.threshold is not None and asked is not None and merge.threshold < asked:
+        lines.append(
+            f"match threshold: {merge.threshold:.3g}, lowered from {asked:g} "
+            f"to stay within --max-growth {merge.dials.max_growth:g}"
+        )
+    if size > together:
+        lines.append("larger than all clients together: keeping them as an ensemble is cheaper")
+    return lines
+
+
+def _ways_to_load(merge: Merge, output: Path) -> list[str]:
+    """Say what to do with a model that is wider than the clients."""
+    widest = {g.name: max(g.client_widths) for g in merge.groups}
+    wider = [
+        f"{g.name} {widest[g.name]} → {g.width}" for g in merge.groups if g.width > widest[g.name]
+    ]
+    if not wider:
+        return []
+    return [
+        f"wider than the clients: {', '.join(wider)}",
+        f'load it with fedmerge.load_model(build, "{output}"), or keep the widths '
+        "with --max-growth 1",
+    ]
+
+
+def _quality(output: Path) -> str:
+    return (
+        "quality: unknown without data and model; evaluate "
+        f"{output.name} as you evaluate the clients before you use it"
+    )
+
+
+def _show_prediction(prediction: Prediction, terminal: Terminal) -> None:
+    terminal.result({"dry_run": True, **prediction.to_json()})
+    rows = [
+        [g.name, show.widths(g.client_widths), f"{g.narrowest} to {g.widest}"]
+        for g in prediction.groups
+    ]
+    terminal.table("dry run: nothing is matched or written", ["group", "clients", "global"], rows)
+    fewest, most = map(show.count, (prediction.fewest_parameters, prediction.most_parameters))
+    terminal.line(f"parameters: {fewest} to {most}")
+    terminal.line(f"memory: about {show.megabytes(prediction.memory)} beyond the libraries")
+    terminal.line(f"to read: {show.megabytes(prediction.read)}; rounds with clients: none")

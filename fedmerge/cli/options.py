@@ -1,0 +1,205 @@
+"""The options of the commands, as typer types."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, TypeAlias
+
+import typer
+
+from fedmerge.cli.config import load_config
+
+
+def _option(panel: str, help_text: str, *names: str, **settings: Any) -> Any:
+    return typer.Option(
+        *names, help=help_text, rich_help_panel=panel, show_default=False, **settings
+    )
+
+
+def _files(help_text: str) -> Any:
+    return typer.Argument(help=help_text, show_default=False)
+
+
+_ANY_FILES = "Checkpoint files, folders of them, or quoted globs."
+
+Clients: TypeAlias = Annotated[list[Path], _files(_ANY_FILES)]
+OptionalClients: TypeAlias = Annotated[list[Path] | None, _files(_ANY_FILES)]
+File: TypeAlias = Annotated[Path, _files("A checkpoint file or a Hugging Face folder.")]
+Merged: TypeAlias = Annotated[Path, _files("A file that `fedmerge match` wrote.")]
+
+_OUT = "Output"
+Output: TypeAlias = Annotated[
+    Path, _option(_OUT, "Where to write: .pt, .pth, .bin, .ckpt or .safetensors.", "--output", "-o")
+]
+OptionalOutput: TypeAlias = Annotated[
+    Path | None, _option(_OUT, "Also write it as JSON to this file.", "--output", "-o")
+]
+Force: TypeAlias = Annotated[bool, _option(_OUT, "Overwrite an existing output.", "--force")]
+Dtype: TypeAlias = Annotated[
+    str | None,
+    _option(
+        _OUT,
+        "Write all floats as this dtype [default: as in the clients].",
+        metavar="float32|float16|bfloat16|float64",
+    ),
+]
+DryRun: TypeAlias = Annotated[
+    bool, _option(_OUT, "Show groups, widths and sizes; match and write nothing.", "--dry-run")
+]
+
+_FILE = "Reading files"
+Key: TypeAlias = Annotated[
+    str | None,
+    _option(_FILE, "Where in the file the state dict is, e.g. nets.G.", metavar="DOTTED.PATH"),
+]
+Weights: TypeAlias = Annotated[
+    str | None,
+    _option(
+        _FILE,
+        "Take the trained weights or their moving average, where a file has both.",
+        metavar="raw|ema",
+    ),
+]
+AllowGlobal: TypeAlias = Annotated[
+    list[str] | None,
+    _option(
+        _FILE,
+        "Let files name this class. Only for files that you trust; repeatable.",
+        metavar="PACKAGE.CLASS",
+    ),
+]
+
+_ARCH = "Architecture"
+PlanFile: TypeAlias = Annotated[
+    str | None,
+    _option(
+        _ARCH, "Which axis carries which units, as `fedmerge plan -o` writes it.", metavar="FILE"
+    ),
+]
+Flatten: TypeAlias = Annotated[
+    int | None,
+    _option(_ARCH, "Positions per channel where a convolution meets a linear layer.", metavar="K"),
+]
+AssumeChain: TypeAlias = Annotated[
+    bool,
+    _option(
+        _ARCH, "Take layers of equal width for a plain chain, without skips.", "--assume-chain"
+    ),
+]
+MatchByOrder: TypeAlias = Annotated[
+    bool,
+    _option(_ARCH, "Pair tensors in stored order where names differ.", "--match-by-order"),
+]
+Keep: TypeAlias = Annotated[
+    list[str] | None,
+    _option(
+        _ARCH,
+        "Take these tensors from the first client unmatched; repeatable.",
+        metavar="PATTERN",
+    ),
+]
+
+_MATCH = "Matching"
+Method: TypeAlias = Annotated[
+    str | None,
+    _option(
+        _MATCH,
+        "Match units, or average element by element for comparison [default: fedma].",
+        metavar="fedma|average",
+    ),
+]
+Preset: TypeAlias = Annotated[
+    str | None,
+    _option(_MATCH, "The settings of the paper's own code.", metavar="paper"),
+]
+MatchThreshold: TypeAlias = Annotated[
+    float | None,
+    _option(
+        _MATCH,
+        "Units merge above this cosine; 1 merges nothing [default: 0.5].",
+        metavar="T",
+    ),
+]
+MaxGrowth: TypeAlias = Annotated[
+    str | None,
+    _option(
+        _MATCH,
+        "Most parameters, as a multiple of the widest client's; 1 never grows [default: 1.5].",
+        metavar="X|none",
+    ),
+]
+Gamma: TypeAlias = Annotated[
+    float | None,
+    _option(_MATCH, "How readily new units appear [default: 1].", metavar="G"),
+]
+Sigma: TypeAlias = Annotated[
+    float | None,
+    _option(_MATCH, "Variance of units around their mean, instead of the threshold.", metavar="V"),
+]
+Sigma0: TypeAlias = Annotated[
+    float | None,
+    _option(_MATCH, "Variance of the global units; goes with --sigma.", metavar="V"),
+]
+Sweeps: TypeAlias = Annotated[
+    int | None,
+    _option(_MATCH, "Most sweeps over the clients per group [default: 20].", metavar="N"),
+]
+Seed: TypeAlias = Annotated[
+    int | None,
+    _option(_MATCH, "Seed of the sweeps' order [default: 0].", metavar="N"),
+]
+Solver: TypeAlias = Annotated[
+    str | None,
+    _option(
+        _MATCH,
+        "Assignment solver [default: by the problem's shape].",
+        metavar="auto|scipy|lapjv|lapsolver",
+    ),
+]
+TieBreaker: TypeAlias = Annotated[
+    float | None,
+    _option(
+        _MATCH,
+        "Weight of outgoing weights in telling equal units apart [default: 0.001].",
+        metavar="X",
+    ),
+]
+
+_AVG = "Averaging"
+ClientWeight: TypeAlias = Annotated[
+    list[str] | None,
+    _option(_AVG, "How much a client counts [default: 1]; repeatable.", metavar="NAME=W"),
+]
+ClassCounts: TypeAlias = Annotated[
+    str | None,
+    _option(
+        _AVG,
+        'Average the last layer by class: {"name": [count per class, …]}.',
+        metavar="FILE.json",
+    ),
+]
+
+_RUN = "Running"
+Device: TypeAlias = Annotated[
+    str,
+    _option(_RUN, "Where matrix products run [default: auto].", metavar="auto|cpu|cuda|mps"),
+]
+Threads: TypeAlias = Annotated[
+    int | None,
+    _option(_RUN, "CPU threads of products and solver [default: all cores].", metavar="N"),
+]
+Config: TypeAlias = Annotated[
+    Path | None,
+    _option(
+        _RUN,
+        "Options from a YAML or JSON file, or from a merge record to run it again.",
+        metavar="FILE",
+        callback=load_config,
+        is_eager=True,
+    ),
+]
+Json: TypeAlias = Annotated[
+    bool, _option(_RUN, "Print one JSON object on stdout and nothing else.", "--json")
+]
+Quiet: TypeAlias = Annotated[bool, _option(_RUN, "Print errors only.", "--quiet", "-q")]
+Verbose: TypeAlias = Annotated[bool, _option(_RUN, "Say more on stderr.", "--verbose", "-v")]

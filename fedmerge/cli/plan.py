@@ -1,0 +1,50 @@
+"""`fedmerge plan`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from fedmerge.checkpoint import expand_paths, write_text
+from fedmerge.cli import show
+from fedmerge.cli.arguments import given_plan, match_options
+from fedmerge.cli.terminal import Terminal
+from fedmerge.errors import UsageError
+from fedmerge.graph import plan_to_json
+from fedmerge.workflow.clients import open_clients
+from fedmerge.workflow.match import Prepared, prepare
+
+
+def run(given: Mapping[str, Any], terminal: Terminal) -> None:
+    """Show the plan of the clients, and write it if asked to."""
+    output: Path | None = given["output"]
+    if output is not None and output.exists() and not given["force"]:
+        raise UsageError(f"{output} exists", "choose another name, or overwrite it with --force")
+    options = match_options(given)
+    clients = open_clients(expand_paths(given["clients"]), options.reading)
+    prepared = prepare(clients, options, plan=given_plan(given["plan"]))
+    value = plan_to_json(prepared.plan)
+    if output is not None:
+        write_text(output, json.dumps(value, indent=1, ensure_ascii=False) + "\n")
+    for warning in prepared.warnings:
+        terminal.warn(warning)
+    terminal.result(value)
+    _show(prepared, terminal)
+    if output is not None:
+        terminal.line(f"wrote {output}; use it with: fedmerge match … --plan {output}")
+
+
+def _show(prepared: Prepared, terminal: Terminal) -> None:
+    rows = []
+    for group in prepared.plan.groups:
+        own = [widths[group.name] for widths in prepared.client_widths]
+        axes = ", ".join(f"{name}[{axis}]" for name, axis in prepared.plan.axes_of(group.name))
+        rows.append([group.name, show.widths(own), "yes" if group.can_grow else group.why, axes])
+    title = f"{prepared.plan.architecture or 'plan'}: {len(rows)} groups"
+    terminal.table(title, ["group", "width", "can grow", "tensors[axis]"], rows)
+    for tie in prepared.plan.same_width:
+        terminal.line(f"equally wide: {', '.join(tie)}")
+    for name in prepared.plan.kept:
+        terminal.line(f"kept from {prepared.clients[0].name}: {name}")

@@ -1,0 +1,95 @@
+"""Where things are printed: results on stdout, everything else on stderr."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from fedmerge.types.progress import Progress, silent
+
+
+@dataclass(frozen=True)
+class Terminal:
+    """How a command talks: as JSON, quietly, or with everything it knows."""
+
+    json: bool = False
+    quiet: bool = False
+    verbose: bool = False
+
+    def note(self, message: str) -> None:
+        """Say something on stderr, unless asked to be quiet."""
+        if not self.quiet:
+            print(message, file=sys.stderr)
+
+    def warn(self, message: str) -> None:
+        """Say on stderr what the user should know about the result."""
+        self.note(f"warning: {message}")
+
+    def detail(self, message: str) -> None:
+        """Say something on stderr that only -v asks for."""
+        if self.verbose:
+            self.note(message)
+
+    def line(self, text: str = "") -> None:
+        """Print one line of the result."""
+        if not (self.json or self.quiet):
+            print(text)
+
+    def result(self, value: dict[str, Any]) -> None:
+        """Print the result as one JSON object, if that was asked for."""
+        if self.json:
+            print(json.dumps(value, ensure_ascii=False))
+
+    def table(self, title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+        """Print a table: drawn on a terminal, plain columns elsewhere."""
+        if self.json or self.quiet:
+            return
+        if sys.stdout.isatty():
+            _draw(title, columns, rows)
+        else:
+            print(title)
+            print("\n".join(_aligned(columns, rows)))
+
+    @contextmanager
+    def progress(self) -> Iterator[Progress]:
+        """Give a progress callback, with a bar where stderr is a terminal."""
+        if self.quiet or self.json or not sys.stderr.isatty():
+            yield silent
+            return
+        from rich.console import Console
+        from rich.progress import Progress as Bar
+
+        with Bar(console=Console(stderr=True), transient=True) as bar:
+            tasks: dict[str, Any] = {}
+
+            def show(step: str, done: int, total: int) -> None:
+                if step not in tasks:
+                    tasks[step] = bar.add_task(step, total=total)
+                bar.update(tasks[step], completed=done, total=total)
+
+            yield show
+
+
+def _draw(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title=title, title_justify="left", title_style="bold")
+    for number, column in enumerate(columns):
+        table.add_column(column, justify="left" if number == 0 else "right", overflow="fold")
+    for row in rows:
+        table.add_row(*row)
+    Console().print(table, markup=False)
+
+
+def _aligned(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    """Yield the rows with the first column left, the others right aligned."""
+    widths = [max(map(len, cells)) for cells in zip(columns, *rows, strict=True)]
+    for cells in (columns, *rows):
+        first, *others = cells
+        padded = [cell.rjust(width) for cell, width in zip(others, widths[1:], strict=True)]
+        yield "  ".join(["", first.ljust(widths[0]), *padded]).rstrip()

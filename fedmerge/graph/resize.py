@@ -1,0 +1,139 @@
+"""Give a module other widths in place: its tensors, its layers' sizes, its own integers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias
+
+import torch
+from torch import nn
+
+from fedmerge.errors import ArchitectureError
+
+Shapes: TypeAlias = Mapping[str, tuple[int, ...]]
+
+
+def resize_module(module: nn.Module, shapes: Shapes) -> None:
+    """Resize a module in place so that its parameters and buffers have the given shapes.
+
+    New tensors are uninitialised. Integer attributes of the user's own modules that equal an old
+    width (`self.hidden_size`) follow it where that is unambiguous.
+    """
+    old_shapes = {name: tuple(tensor.shape) for name, tensor in _all_tensors(module)}
+    replaced: dict[int, nn.Parameter] = {}
+    for name, shape in shapes.items():
+        if old_shapes[name] != shape:
+            _check_dimensions(name, old_shapes[name], shape)
+            _replace_tensor(module, name, shape, replaced)
+    for layer in module.modules():
+        if (resize := _resizer(layer)) is not None:
+            resize(layer)
+    _follow_widths(module, _moved_widths(old_shapes, shapes))
+
+
+def _all_tensors(module: nn.Module) -> list[tuple[str, torch.Tensor]]:
+    named = [*module.named_parameters(remove_duplicate=False)]
+    return [*named, *module.named_buffers(remove_duplicate=False)]
+
+
+def _replace_tensor(
+    module: nn.Module, name: str, shape: tuple[int, ...], replaced: dict[int, nn.Parameter]
+) -> None:
+    """Replace one tensor by an empty one; a parameter with several names stays one parameter."""
+    path, _, leaf = name.rpartition(".")
+    owner = module.get_submodule(path)
+    old: Any = getattr(owner, leaf)
+    if not isinstance(old, nn.Parameter):
+        setattr(owner, leaf, torch.empty(shape, dtype=old.dtype, device=old.device))
+        return
+    if id(old) not in replaced:
+        empty = torch.empty(shape, dtype=old.dtype, device=old.device)
+        replaced[id(old)] = nn.Parameter(empty, requires_grad=old.requires_grad)
+    setattr(owner, leaf, replaced[id(old)])
+
+
+def _check_dimensions(name: str, old: tuple[int, ...], new: tuple[int, ...]) -> None:
+    if len(old) != len(new):
+        raise ArchitectureError(
+            f"'{name}' has {len(new)} axes in the file and {len(old)} in the model",
+            "build the model whose checkpoints were merged",
+        )
+
+
+def _resize_linear(layer: Any) -> None:
+    layer.out_features, layer.in_features = layer.weight.shape
+
+
+def _resize_conv(layer: Any) -> None:
+    layer.out_channels = layer.weight.shape[0]
+    layer.in_channels = layer.weight.shape[1] * layer.groups
+
+
+def _resize_statistics_norm(layer: Any) -> None:
+    sized = layer.weight if layer.weight is not None else layer.running_mean
+    if sized is not None:
+        layer.num_features = sized.shape[0]
+
+
+def _resize_layer_norm(layer: Any) -> None:
+    if layer.weight is not None:
+        layer.normalized_shape = tuple(layer.weight.shape)
+
+
+def _resize_embedding(layer: Any) -> None:
+    layer.num_embeddings, layer.embedding_dim = layer.weight.shape
+
+
+def _resize_recurrent(layer: Any) -> None:
+    layer.input_size = layer.weight_ih_l0.shape[1]
+    state = layer.weight_hh_l0.shape[1]
+    if layer.proj_size:
+        layer.proj_size, layer.hidden_size = state, layer.weight_hr_l0.shape[1]
+    else:
+        layer.hidden_size = state
+    layer.flatten_parameters()
+
+
+def _resize_cell(layer: Any) -> None:
+    layer.input_size, layer.hidden_size = layer.weight_ih.shape[1], layer.weight_hh.shape[1]
+
+
+def _resize_slopes(layer: Any) -> None:
+    layer.num_parameters = layer.weight.shape[0]
+
+
+_RESIZERS: Mapping[type[nn.Module], Callable[[Any], None]] = {
+    nn.Linear: _resize_linear,
+    nn.Conv1d: _resize_conv,
+    nn.Conv2d: _resize_conv,
+    nn.Conv3d: _resize_conv,
+    nn.modules.batchnorm._NormBase: _resize_statistics_norm,
+    nn.LayerNorm: _resize_layer_norm,
+    nn.RMSNorm: _resize_layer_norm,
+    nn.Embedding: _resize_embedding,
+    nn.RNNBase: _resize_recurrent,
+    nn.RNNCellBase: _resize_cell,
+    nn.PReLU: _resize_slopes,
+}
+
+
+def _resizer(layer: nn.Module) -> Callable[[Any], None] | None:
+    return next((_RESIZERS[kind] for kind in type(layer).__mro__ if kind in _RESIZERS), None)
+
+
+def _moved_widths(old_shapes: Shapes, shapes: Shapes) -> dict[int, int]:
+    """Return old → new for every axis size that moved, always to the same new size."""
+    moves: dict[int, set[int]] = {}
+    for name, shape in shapes.items():
+        for old, new in zip(old_shapes[name], shape, strict=True):
+            moves.setdefault(old, set()).add(new)
+    return {old: new for old, (new, *others) in moves.items() if not others and new != old}
+
+
+def _follow_widths(module: nn.Module, moved: Mapping[int, int]) -> None:
+    for layer in module.modules():
+        if type(layer).__module__.startswith("torch."):
+            continue
+        for name, value in vars(layer).items():
+            if type(value) is int and value in moved:
+                setattr(layer, name, moved[value])

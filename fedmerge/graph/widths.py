@@ -1,0 +1,101 @@
+"""Widths of a plan's groups from the shapes of one client's tensors."""
+
+from collections.abc import Mapping
+from functools import reduce
+
+from fedmerge.errors import ArchitectureError
+from fedmerge.types.layouts import Concat, Layout, Pinned, Product, Units, axis_size, groups_in
+from fedmerge.types.plans import Plan
+
+Shapes = Mapping[str, tuple[int, ...]]
+
+
+def solve_widths(plan: Plan, shapes: Shapes, *, source: str) -> dict[str, int]:
+    """Return every group's width in a client, or say which axis of it contradicts the plan."""
+    _check_dimensions(plan, shapes, source)
+    axes = [
+        (name, axis, layout, shapes[name][axis])
+        for name, tensor in plan.tensors.items()
+        for axis, layout in enumerate(tensor.axes)
+    ]
+    widths: dict[str, int] = {}
+    solved_before = -1
+    while solved_before < len(widths):
+        solved_before = len(widths)
+        for _, _, layout, size in axes:
+            unknown = [group for group in groups_in(layout) if group not in widths]
+            if len(set(unknown)) == 1:
+                width = _solve(layout, size, widths)
+                if width is not None:
+                    widths[unknown[0]] = width
+    _check_solved(plan, widths)
+    for name, axis, layout, size in axes:
+        if axis_size(layout, widths) != size:
+            raise ArchitectureError(
+                f"{source}: '{name}' has size {size} along axis {axis}, "
+                f"expected {describe(layout, widths)}",
+                "all clients must share one architecture; compare them with `fedmerge inspect`",
+            )
+    return widths
+
+
+def describe(layout: Layout, widths: Mapping[str, int]) -> str:
+    """Return an axis's expected size in words, e.g. `800 (conv2's 50 units × 16)`."""
+    size = axis_size(layout, widths)
+    return f"{size} ({_words(layout, widths)})"
+
+
+def _words(layout: Layout, widths: Mapping[str, int]) -> str:
+    match layout:
+        case Units(group):
+            return f"{group}'s {widths[group]} units"
+        case Pinned(size, reason):
+            return f"{reason} {size}" if reason else str(size)
+        case Product(factors):
+            return " × ".join(_words(factor, widths) for factor in factors)
+        case Concat(parts):
+            return " + ".join(_words(part, widths) for part in parts)
+
+
+def _solve(layout: Layout, size: int, widths: Mapping[str, int]) -> int | None:
+    """Return the one unknown group's width that gives the axis its size, if there is one.
+
+    The size is linear in the width, so two evaluations fix it.
+    """
+    unknown = next(group for group in groups_in(layout) if group not in widths)
+    at_zero = axis_size(layout, {**widths, unknown: 0})
+    slope = axis_size(layout, {**widths, unknown: 1}) - at_zero
+    if slope <= 0 or (size - at_zero) % slope or size <= at_zero:
+        return None
+    return (size - at_zero) // slope
+
+
+def _check_dimensions(plan: Plan, shapes: Shapes, source: str) -> None:
+    for name, tensor in plan.tensors.items():
+        if name not in shapes:
+            raise ArchitectureError(
+                f"{source}: has no tensor '{name}', which the plan describes",
+                "a plan must name the tensors of the files it is used for; see `fedmerge inspect`",
+            )
+        if len(shapes[name]) != len(tensor.axes):
+            raise ArchitectureError(
+                f"{source}: '{name}' has {len(shapes[name])} axes, expected {len(tensor.axes)}",
+                "all clients must share one architecture; compare them with `fedmerge inspect`",
+            )
+
+
+def _check_solved(plan: Plan, widths: Mapping[str, int]) -> None:
+    unsolved = [group.name for group in plan.groups if group.name not in widths]
+    if unsolved:
+        raise ArchitectureError(
+            f"the plan does not fix the width of group '{unsolved[0]}'",
+            "give the group a tensor axis of its own, or check the factors of its products",
+        )
+
+
+def count_parameters(plan: Plan, widths: Mapping[str, int]) -> int:
+    """Return how many numbers the plan's tensors hold at the given widths."""
+    return sum(
+        reduce(lambda count, axis: count * axis_size(axis, widths), tensor.axes, 1)
+        for tensor in plan.tensors.values()
+    )

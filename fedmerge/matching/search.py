@@ -1,0 +1,100 @@
+"""The search over clients: place every one, then revisit them until nothing changes."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from fedmerge.errors import MatchingError
+from fedmerge.matching.products import ClientUnits, client_units
+from fedmerge.matching.slots import Slots
+from fedmerge.matching.values import GroupMatching, Prior, SearchOptions, Shortcuts, UnitFeatures
+from fedmerge.matching.visits import Visitor
+from fedmerge.types.assignments import Assignment
+
+# Rewards are differences of the products; below this share of sigma float32 products drown them.
+EXACT_BELOW = 1e-4  # sigma/(sigma+sigma0)
+
+
+def match_units(
+    units: Sequence[UnitFeatures],
+    prior: Prior,
+    options: SearchOptions,
+    *,
+    max_width: int | None,
+    rng: np.random.Generator,
+    shortcuts: Shortcuts = Shortcuts(),  # noqa: B008, a frozen value
+) -> GroupMatching:
+    """Match one group's units over all clients, each (units, features), by maximum a posteriori.
+
+    The widest client comes first, the others once in their order, then sweeps in random order
+    until one changes nothing. Global units are numbered by their first owner in that order, and by
+    its units: the widest client keeps its numbering.
+    """
+    exact = prior.sigma < EXACT_BELOW * (prior.sigma + prior.sigma0)
+    clients = [client_units(features, exact=exact) for features in units]
+    _check(clients, max_width)
+    order = sorted(range(len(clients)), key=lambda client: -clients[client].features.count)
+    slots = Slots(clients, clients[order[0]].features.count)
+    visitor = Visitor(clients, slots, prior, options, max_width=max_width, shortcuts=shortcuts)
+    for client in order:
+        visitor.visit(client)
+    sweeps, changed = 0, True
+    while changed and sweeps < options.sweeps:
+        sweeps += 1
+        visits = [visitor.visit(int(client)) for client in rng.permutation(len(clients))]
+        changed = any(visits)
+    assignments = _number(slots, order)
+    return GroupMatching(assignments, assignments[0].width, sweeps, _scatter(clients, slots))
+
+
+def keep_apart(counts: Sequence[int]) -> GroupMatching:
+    """Return the matching of clients with these unit counts side by side, nothing matched."""
+    width = sum(counts)
+    starts = np.cumsum([0, *counts[:-1]])
+    assignments = tuple(
+        Assignment(np.arange(start, start + count, dtype=np.int64), width)
+        for start, count in zip(starts, counts, strict=True)
+    )
+    return GroupMatching(assignments, width, sweeps=0, scatter=0.0)
+
+
+def _check(clients: Sequence[ClientUnits], max_width: int | None) -> None:
+    """Refuse what has no admissible matching."""
+    assert clients, "no clients"
+    lengths = {c.features.weights.shape[1:] + c.features.ties.shape[1:] for c in clients}
+    assert len(lengths) == 1, "clients with different features"
+    for number, client in enumerate(clients, start=1):
+        if not np.isfinite(client.squares).all():
+            raise MatchingError(
+                f"client {number}: a unit's weights are not finite, or too large to be squared",
+                "look for NaN, infinite or very large weights in that client's file",
+            )
+    widest = max(client.features.count for client in clients)
+    if max_width is not None and max_width < widest:
+        raise MatchingError(
+            f"a global width of at most {max_width} cannot hold a client of {widest} units",
+            "allow at least the widest client's width",
+        )
+
+
+def _number(slots: Slots, order: Sequence[int]) -> tuple[Assignment, ...]:
+    """Return the clients' assignments, slots numbered by first owner in order and its units."""
+    numbers = np.full(slots.capacity, -1, dtype=np.int64)
+    width = 0
+    for client in order:
+        homes = slots.homes[client]
+        fresh = homes[numbers[homes] < 0]
+        numbers[fresh] = np.arange(width, width + len(fresh))
+        width += len(fresh)
+    return tuple(Assignment(numbers[homes], width) for homes in slots.homes)
+
+
+def _scatter(clients: Sequence[ClientUnits], slots: Slots) -> float:
+    """Return sum |w - mean of its global unit|² / sum |w|² = 1 - (sum of |sum|²/n) / sum |w|²."""
+    total = sum(client.total for client in clients)
+    if total == 0:
+        return 0.0
+    sums = slots.sums[:, : clients[0].features.weights.shape[1]]
+    squares = np.einsum("ij,ij->i", sums, sums)
+    kept = float((squares / np.maximum(slots.counts, 1)).sum())
+    return max(0.0, 1 - kept / total)

@@ -1,0 +1,95 @@
+"""The global units of one group while they are searched: one array of slots with a free list."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from fedmerge.matching.products import ClientUnits, feature_parts, row_chunks
+from fedmerge.types.arrays import Float64Array, IntArray
+
+HOMELESS = -1  # the slot of a unit that is not placed yet
+
+GROWTH = 1.5  # of the slot array when it is full; changes the time and memory only
+
+
+class Slots:
+    """Sums and counts of the members of every global unit, changed in place.
+
+    A slot keeps its number as long as it has members; an empty one is given out again.
+    """
+
+    sums: Float64Array  # (slots, features), sum of the members
+    counts: IntArray  # (slots,), members; 0 where free
+    exact: IntArray  # (slots,), members whose products need float64
+    changed: IntArray  # (slots,), when a member last came or left
+
+    def __init__(self, clients: Sequence[ClientUnits], capacity: int) -> None:
+        self._clients = clients
+        self.homes: list[IntArray] = [
+            np.full(client.features.count, HOMELESS, dtype=np.int64) for client in clients
+        ]
+        self.sums = np.zeros((capacity, clients[0].features.length))
+        self.counts = np.zeros(capacity, dtype=np.int64)
+        self.exact = np.zeros(capacity, dtype=np.int64)
+        self.changed = np.full(capacity, -1, dtype=np.int64)
+        self._free = list(range(capacity - 1, -1, -1))
+
+    @property
+    def capacity(self) -> int:
+        """How many slots there are, free ones included."""
+        return len(self.counts)
+
+    def changed_since(self, time: int) -> bool:
+        """Return whether a member of any slot came or left after this time."""
+        return bool((self.changed > time).any())
+
+    def members_of(self, client: int) -> IntArray:
+        """Return (slots,) the client's unit in each slot, -1 where it has none."""
+        members = np.full(self.capacity, -1, dtype=np.int64)
+        homes = self.homes[client]
+        placed = np.flatnonzero(homes != HOMELESS)
+        members[homes[placed]] = placed
+        return members
+
+    def move(self, client: int, units: IntArray, slots: IntArray, *, now: int) -> None:
+        """Move some units of a client to other slots; HOMELESS stands for one of their own."""
+        old = self.homes[client][units]
+        placed = old != HOMELESS
+        self._change(client, units[placed], old[placed], sign=-1, now=now)
+        emptied = old[placed][self.counts[old[placed]] == 0]
+        self.sums[emptied] = 0  # no rounding may survive its members
+        self._free.extend(sorted(emptied.tolist(), reverse=True))
+        slots = slots.copy()
+        alone = np.flatnonzero(slots == HOMELESS)
+        slots[alone] = self._take(len(alone))
+        self._change(client, units, slots, sign=1, now=now)
+        self.homes[client][units] = slots
+
+    def _change(
+        self, client: int, units: IntArray, slots: IntArray, *, sign: int, now: int
+    ) -> None:
+        """Add (sign 1) or take away (sign -1) units of one client, each from its own slot."""
+        change = np.add if sign > 0 else np.subtract
+        for place, part in feature_parts(self._clients[client].features):
+            for rows in row_chunks(len(units), part.shape[1]):
+                members = self.sums[slots[rows], place]
+                self.sums[slots[rows], place] = change(members, part[units[rows]], out=members)
+        self.counts[slots] += sign
+        self.exact[slots] += sign * self._clients[client].exact[units]
+        self.changed[slots] = now
+
+    def _take(self, count: int) -> IntArray:
+        """Return (count,) free slots, lowest first where none was freed, growing if needed."""
+        missing = count - len(self._free)
+        if missing > 0:
+            self._grow(max(self.capacity + missing, int(self.capacity * GROWTH)))
+        return np.array([self._free.pop() for _ in range(count)], dtype=np.int64)
+
+    def _grow(self, capacity: int) -> None:
+        """Append free slots."""
+        added = capacity - self.capacity
+        self._free[:0] = range(capacity - 1, self.capacity - 1, -1)
+        self.sums = np.concatenate([self.sums, np.zeros((added, self.sums.shape[1]))])
+        self.counts = np.concatenate([self.counts, np.zeros(added, dtype=np.int64)])
+        self.exact = np.concatenate([self.exact, np.zeros(added, dtype=np.int64)])
+        self.changed = np.concatenate([self.changed, np.full(added, -1, dtype=np.int64)])

@@ -1,0 +1,1 @@
+"""The algorithms, readable as such: match, plan, inspect, verify, convert, load."""

@@ -1,0 +1,180 @@
+"""The clients of a merge: opened, named, brought to one set of tensor names, compared."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import TypeAlias
+
+import torch
+
+from fedmerge.checkpoint import (
+    Checkpoint,
+    ReadOptions,
+    client_names,
+    expand_paths,
+    from_state_dict,
+    open_checkpoint,
+)
+from fedmerge.errors import ArchitectureError, CheckpointError, UsageError
+from fedmerge.types.arrays import Array
+from fedmerge.types.clients import Client, TensorInfo
+
+Source: TypeAlias = str | Path | Mapping[str, torch.Tensor]
+
+_COMPARE_HINT = "all clients must share one architecture; compare them with `fedmerge inspect`"
+
+
+def expand_sources(
+    sources: Sequence[Source], *, least: int = 2
+) -> list[Path | Mapping[str, torch.Tensor]]:
+    """Return one entry per client, folders and globs replaced by the files in them."""
+    expanded: list[Path | Mapping[str, torch.Tensor]] = []
+    for source in sources:
+        expanded += [source] if isinstance(source, Mapping) else expand_paths([source])
+    if len(expanded) < least:
+        raise UsageError(
+            f"at least {least} clients are needed, got {len(expanded)}",
+            "give two or more checkpoint files, a folder of them or a quoted glob",
+        )
+    return expanded
+
+
+def open_clients(
+    sources: Sequence[Path | Mapping[str, torch.Tensor]], options: ReadOptions
+) -> list[Checkpoint]:
+    """Open every client; a state dict in memory is called client-1, client-2, … by its place."""
+    places = [
+        Path(f"client-{number}") if isinstance(source, Mapping) else source
+        for number, source in enumerate(sources, start=1)
+    ]
+    clients = [
+        from_state_dict(source, name=name)
+        if isinstance(source, Mapping)
+        else open_checkpoint(source, options, name=name)
+        for source, name in zip(sources, client_names(places), strict=True)
+    ]
+    _check_weights(clients)
+    return clients
+
+
+def _check_weights(clients: Sequence[Checkpoint]) -> None:
+    first = clients[0]
+    for client in clients[1:]:
+        if client.weights != first.weights:
+            raise CheckpointError(
+                f"{client.name} gives {client.weights} weights, {first.name} {first.weights} ones",
+                "choose one kind for all with --weights raw or --weights ema",
+            )
+
+
+def keep_matches(patterns: Sequence[str], client: Checkpoint) -> tuple[str, ...]:
+    """Return the first client's tensors that the patterns of --keep name."""
+    kept: dict[str, None] = {}
+    for pattern in patterns:
+        found = [
+            name
+            for name in client.tensors
+            if fnmatchcase(name, pattern) or fnmatchcase(client.output_name(name), pattern)
+        ]
+        if not found:
+            raise UsageError(
+                f"--keep {pattern!r} names no tensor of {client.name}",
+                "patterns match whole names, e.g. --keep 'head.*'; see `fedmerge inspect`",
+            )
+        kept.update(dict.fromkeys(found))
+    return tuple(kept)
+
+
+@dataclass(frozen=True)
+class RenamedClient:
+    """A client whose tensors are known by another client's names."""
+
+    client: Client
+    own_names: Mapping[str, str]  # name here → name in the client
+
+    @property
+    def name(self) -> str:
+        """How messages and records call this client."""
+        return self.client.name
+
+    @property
+    def tensors(self) -> Mapping[str, TensorInfo]:
+        """The tensors under their new names."""
+        return {name: self.client.tensors[own] for name, own in self.own_names.items()}
+
+    @property
+    def aliases(self) -> Mapping[str, str]:
+        """The tied names among the new names."""
+        renamed = {own: name for name, own in self.own_names.items()}
+        return {renamed[alias]: renamed[name] for alias, name in self.client.aliases.items()}
+
+    def read(self, name: str) -> Array:
+        """Return one tensor by its new name."""
+        return self.client.read(self.own_names[name])
+
+
+def align_names(
+    clients: Sequence[Client], *, by_order: bool, kept: Collection[str]
+) -> list[Client]:
+    """Return the clients under the first one's tensor names, or say how the names differ."""
+    first, *others = clients
+    return [first, *(_aligned(client, first, by_order, kept) for client in others)]
+
+
+def _aligned(client: Client, first: Client, by_order: bool, kept: Collection[str]) -> Client:
+    missing = [name for name in first.tensors if name not in client.tensors and name not in kept]
+    unknown = [name for name in client.tensors if name not in first.tensors]
+    if not missing and (not unknown or kept):
+        return client
+    same_shapes = [i.shape for i in first.tensors.values()] == [
+        i.shape for i in client.tensors.values()
+    ]
+    if same_shapes and by_order:
+        return RenamedClient(client, dict(zip(first.tensors, client.tensors, strict=True)))
+    raise ArchitectureError(
+        f"{client.name}: {_name_difference(missing, unknown, first.name)}",
+        "the shapes agree one by one: --match-by-order pairs the tensors in stored order"
+        if same_shapes
+        else _COMPARE_HINT,
+    )
+
+
+def _name_difference(missing: Sequence[str], unknown: Sequence[str], first: str) -> str:
+    parts = [f"has no tensor '{missing[0]}', which {first} has"] if missing else []
+    parts += [f"has a tensor '{unknown[0]}', which {first} has not"] if unknown else []
+    return " and ".join(parts)
+
+
+def check_dtypes(clients: Sequence[Client], names: Collection[str]) -> None:
+    """Refuse clients that store the same tensor in different dtypes."""
+    first, *others = clients
+    for client in others:
+        for name in names:
+            found, expected = client.tensors[name].dtype, first.tensors[name].dtype
+            if found != expected:
+                raise ArchitectureError(
+                    f"{client.name}: '{name}' is {found}, expected {expected} as in {first.name}",
+                    "say which dtype the result shall have with --dtype",
+                )
+
+
+def first_difference(client: Client, first: Client) -> str | None:
+    """Return the first difference in names, shapes or dtypes between two clients, in words."""
+    missing = [name for name in first.tensors if name not in client.tensors]
+    unknown = [name for name in client.tensors if name not in first.tensors]
+    if missing or unknown:
+        return _name_difference(missing, unknown, first.name)
+    for name, expected in first.tensors.items():
+        found = client.tensors[name]
+        if found.shape != expected.shape:
+            return f"'{name}' is {_shape(found)}, in {first.name} {_shape(expected)}"
+        if found.dtype != expected.dtype:
+            return f"'{name}' is {found.dtype}, in {first.name} {expected.dtype}"
+    return None
+
+
+def _shape(info: TensorInfo) -> str:
+    return "×".join(map(str, info.shape)) or "a scalar"

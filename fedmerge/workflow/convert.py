@@ -1,0 +1,39 @@
+"""`convert`: write what was understood of a file as a plain state dict."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from fedmerge.checkpoint import Checkpoint, ReadOptions, check_output, open_checkpoint, write_model
+from fedmerge.types.clients import TensorInfo
+
+
+def convert(
+    path: str | Path,
+    output: str | Path,
+    reading: ReadOptions | None = None,
+    *,
+    dtype: str | None = None,
+    force: bool = False,
+) -> Checkpoint:
+    """Write a checkpoint's tensors under their plain names; return what was read."""
+    path, output = Path(path), Path(output)
+    check_output(output, inputs=[path], force=force)
+    checkpoint = open_checkpoint(path, reading or ReadOptions())
+    own_names = {checkpoint.output_name(name): name for name in checkpoint.tensors}
+
+    def converted(info: TensorInfo) -> TensorInfo:
+        return replace(info, dtype=dtype) if dtype and info.is_float else info
+
+    write_model(
+        output,
+        {written: converted(checkpoint.tensors[name]) for written, name in own_names.items()},
+        lambda written: checkpoint.read(own_names[written]),
+        aliases={
+            checkpoint.output_name(alias): checkpoint.output_name(name)
+            for alias, name in checkpoint.aliases.items()
+        },
+        force=force,
+    )
+    return checkpoint

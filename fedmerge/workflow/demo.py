@@ -1,0 +1,166 @@
+"""`demo`: train clients on skewed parts of scikit-learn's digits, merge their files, compare."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import nn
+
+from fedmerge.errors import FedmergeError
+from fedmerge.types.arrays import IntArray
+from fedmerge.types.progress import Progress, silent
+from fedmerge.workflow.load import load_model
+
+CLIENTS = 4
+SKEW = 0.5  # Dirichlet concentration of each class over the clients
+EPOCHS = 40
+BATCH = 32
+TEST_SHARE = 0.25
+SEED = 0
+
+
+class DigitsNet(nn.Module):
+    """Two convolutions and two linear layers for 8×8 images of ten digits."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(1, 16, 3, padding=1)
+        self.conv2 = nn.Conv2d(16, 32, 3, padding=1)
+        self.fc1 = nn.Linear(32 * 4, 64)
+        self.fc2 = nn.Linear(64, 10)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        """Return logits (images, 10) of images (images, 1, 8, 8)."""
+        hidden = nn.functional.max_pool2d(self.conv1(images).relu(), 2)
+        hidden = nn.functional.max_pool2d(self.conv2(hidden).relu(), 2)
+        logits: torch.Tensor = self.fc2(self.fc1(hidden.flatten(1)).relu())
+        return logits
+
+
+@dataclass(frozen=True)
+class Images:
+    """Images (n, 1, 8, 8) in [0, 1] with their labels (n,)."""
+
+    x: torch.Tensor
+    y: torch.Tensor
+
+    def take(self, indices: IntArray) -> Images:
+        """Return some of the images."""
+        chosen = torch.from_numpy(indices)
+        return Images(self.x[chosen], self.y[chosen])
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the comparison."""
+
+    model: str
+    accuracy: float
+    parameters: int
+    growth: float  # parameters ÷ those of one client
+
+
+@dataclass(frozen=True)
+class Demo:
+    """What the demo did: its commands and the comparison."""
+
+    commands: tuple[str, ...]
+    rows: tuple[Row, ...]
+
+
+def run_demo(folder: Path, *, progress: Progress = silent) -> Demo:
+    """Train the clients, merge their files through the command line and compare everything."""
+    train, test = _digits()
+    folder.mkdir(parents=True, exist_ok=True)
+    parts = _skewed_parts(train.y.numpy())
+    models, files = [], []
+    for number, part in enumerate(parts, start=1):
+        progress("training", number - 1, CLIENTS)
+        torch.manual_seed(SEED + number)
+        models.append(_train(DigitsNet(), train.take(part)))
+        files.append(folder / f"client-{number}.pt")
+        torch.save(models[-1].state_dict(), files[-1])
+    progress("training", CLIENTS, CLIENTS)
+    average, matched = folder / "average.pt", folder / "matched.pt"
+    commands = (
+        _fedmerge("match", *files, "--method", "average", "-o", average, "--force"),
+        _fedmerge("match", *files, "-o", matched, "--force"),
+    )
+    size = _parameters(models[0])
+    rows = [Row(f"client {n}", _accuracy([m], test), size, 1.0) for n, m in enumerate(models, 1)]
+    rows.append(Row("ensemble", _accuracy(models, test), CLIENTS * size, float(CLIENTS)))
+    for name, file in (("element-wise average", average), ("matched", matched)):
+        merged = load_model(DigitsNet, file)
+        merged_size = _parameters(merged)
+        rows.append(Row(name, _accuracy([merged], test), merged_size, merged_size / size))
+    return Demo(commands, tuple(rows))
+
+
+def _digits() -> tuple[Images, Images]:
+    """Return training and test images."""
+    try:
+        from sklearn.datasets import load_digits
+    except ImportError:
+        raise FedmergeError(
+            "the demo needs scikit-learn's digits", "pip install 'fedmerge[demo]'"
+        ) from None
+    digits = load_digits()
+    x = torch.from_numpy(digits.images).float().unsqueeze(1) / 16
+    images = Images(x, torch.from_numpy(digits.target).long())
+    order = np.random.default_rng(SEED).permutation(len(x))
+    cut = int(TEST_SHARE * len(x))
+    return images.take(order[cut:]), images.take(order[:cut])
+
+
+def _skewed_parts(labels: IntArray) -> list[IntArray]:
+    """Split the images so that each client sees some digits often and others hardly."""
+    rng = np.random.default_rng(SEED)
+    parts: list[list[int]] = [[] for _ in range(CLIENTS)]
+    for digit in range(10):
+        members = rng.permutation(np.flatnonzero(labels == digit))
+        shares = rng.dirichlet([SKEW] * CLIENTS)
+        cuts = (np.cumsum(shares)[:-1] * len(members)).astype(int)
+        for part, chosen in zip(parts, np.split(members, cuts), strict=True):
+            part.extend(chosen.tolist())
+    return [np.array(sorted(part)) for part in parts]
+
+
+def _train(model: DigitsNet, data: Images) -> DigitsNet:
+    optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
+    for _ in range(EPOCHS):
+        order = torch.randperm(len(data.x))
+        for start in range(0, len(order), BATCH):
+            batch = order[start : start + BATCH]
+            optimizer.zero_grad()
+            loss = nn.functional.cross_entropy(model(data.x[batch]), data.y[batch])
+            torch.autograd.backward(loss)
+            optimizer.step()
+    return model.eval()
+
+
+def _fedmerge(*arguments: str | Path) -> str:
+    """Run a command of fedmerge as a user would, and return it as typed."""
+    words = [str(argument) for argument in arguments]
+    done = subprocess.run(
+        [sys.executable, "-m", "fedmerge", *words], capture_output=True, text=True, check=False
+    )
+    if done.returncode:
+        raise FedmergeError(f"`fedmerge {' '.join(words)}` failed: {done.stderr.strip()}")
+    return f"fedmerge {' '.join(words)}"
+
+
+def _accuracy(models: Sequence[nn.Module], data: Images) -> float:
+    """Return the accuracy of the models' mean probabilities."""
+    with torch.no_grad():
+        votes = torch.stack([model(data.x).softmax(1) for model in models]).mean(0)
+    return float((votes.argmax(1) == data.y).float().mean())
+
+
+def _parameters(model: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in model.parameters())

@@ -1,0 +1,192 @@
+"""`match`: checkpoints to one global model, without data, in one shot."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from fedmerge.checkpoint import Checkpoint, check_output
+from fedmerge.errors import ArchitectureError
+from fedmerge.matching import GroupMatching, SearchOptions
+from fedmerge.types.assignments import Assignment
+from fedmerge.types.clients import Client
+from fedmerge.types.plans import Plan, equal_widths
+from fedmerge.types.progress import Progress, silent
+from fedmerge.units import TieBreaker
+from fedmerge.workflow.clients import (
+    Source,
+    align_names,
+    check_dtypes,
+    expand_sources,
+    keep_matches,
+    open_clients,
+)
+from fedmerge.workflow.layers import Problem, Solution, solve
+from fedmerge.workflow.merge import Merge, averaging_for
+from fedmerge.workflow.options import MatchOptions, dials_for
+from fedmerge.workflow.plans import plan_clients
+from fedmerge.workflow.record import GroupEntry
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """Clients that fit together, with their plan: all that is known before matching."""
+
+    clients: Sequence[Checkpoint]
+    aligned: Sequence[Client]
+    plan: Plan
+    client_widths: Sequence[Mapping[str, int]]
+    warnings: tuple[str, ...]
+
+
+def match(
+    sources: Sequence[Source],
+    options: MatchOptions | None = None,
+    *,
+    plan: Plan | None = None,
+    output: str | Path | None = None,
+    force: bool = False,
+    device: str = "cpu",
+    progress: Progress = silent,
+) -> Merge:
+    """Merge clients (paths, folders, globs or state dicts) and write the result if asked to."""
+    options = options or MatchOptions()
+    expanded = expand_sources(sources)
+    if output is not None:
+        inputs = [source for source in expanded if isinstance(source, Path)]
+        check_output(Path(output), inputs=inputs, force=force)
+    prepared = prepare(open_clients(expanded, options.reading), options, plan=plan)
+    merge = merge_prepared(prepared, options, device=device, progress=progress)
+    if output is not None:
+        merge.write(output, force=force)
+    return merge
+
+
+def plan(
+    sources: Sequence[Source], options: MatchOptions | None = None, *, given: Plan | None = None
+) -> Plan:
+    """Return the plan that a merge of these clients would use."""
+    options = options or MatchOptions()
+    clients = open_clients(expand_sources(sources, least=1), options.reading)
+    return prepare(clients, options, plan=given).plan
+
+
+def prepare(
+    clients: Sequence[Checkpoint], options: MatchOptions, *, plan: Plan | None = None
+) -> Prepared:
+    """Bring clients to one set of names, plan them and check that they fit together."""
+    kept = keep_matches(options.keep, clients[0])
+    aligned = align_names(clients, by_order=options.match_by_order, kept=kept)
+    planned, client_widths = plan_clients(aligned, options.chain, given=plan, kept=kept)
+    if options.dtype is None:
+        check_dtypes(aligned, planned.tensors)
+    warnings = (*planned.notes, *_same_files(clients), *_different_buffers(aligned, planned))
+    return Prepared(clients, aligned, planned, client_widths, warnings)
+
+
+def merge_prepared(
+    prepared: Prepared, options: MatchOptions, *, device: str, progress: Progress
+) -> Merge:
+    """Match every group, and decide the global model from the assignments."""
+    dials = dials_for(options, prepared.plan)
+    averaging = averaging_for(options, dials, prepared.plan, prepared.clients)
+    problem = Problem(
+        clients=prepared.aligned,
+        plan=prepared.plan,
+        client_widths=prepared.client_widths,
+        dials=dials,
+        search=SearchOptions(
+            sweeps=dials.sweeps, solver=options.solver, unit_cap=dials.unit_cap, device=device
+        ),
+        ties=TieBreaker(scale=options.tie_breaker),
+        seed=options.seed,
+        kept_parameters=kept_parameters(prepared),
+    )
+    solution = _line_up(prepared) if options.method == "average" else solve(problem, progress)
+    matched = {group: matching.width for group, matching in solution.matchings.items()}
+    widths = equal_widths(matched, prepared.plan.same_width)
+    return Merge(
+        clients=prepared.clients,
+        aligned=prepared.aligned,
+        plan=prepared.plan,
+        options=options,
+        dials=dials,
+        client_widths=prepared.client_widths,
+        widths=widths,
+        placements=[
+            {
+                g: Assignment(m.assignments[number].indices, widths[g])
+                for g, m in solution.matchings.items()
+            }
+            for number in range(len(prepared.clients))
+        ],
+        averaging=averaging,
+        groups=tuple(_entry(g, m, widths[g]) for g, m in solution.matchings.items()),
+        threshold=solution.threshold,
+        warnings=prepared.warnings,
+    )
+
+
+def _line_up(prepared: Prepared) -> Solution:
+    """Assign every unit to the one at the same place: the element-wise average."""
+    matchings = {}
+    for group in prepared.plan.groups:
+        widths = [own[group.name] for own in prepared.client_widths]
+        if len(set(widths)) > 1:
+            raise ArchitectureError(
+                f"group '{group.name}' has different widths ({', '.join(map(str, widths))}), "
+                "which an element-wise average can't merge",
+                "use --method fedma",
+            )
+        assignment = Assignment(np.arange(widths[0]), widths[0])
+        matchings[group.name] = GroupMatching(
+            assignments=(assignment,) * len(widths), width=widths[0], sweeps=0, scatter=0.0
+        )
+    return Solution(matchings, None)
+
+
+def _entry(name: str, matching: GroupMatching, width: int) -> GroupEntry:
+    return GroupEntry(
+        name=name,
+        client_widths=tuple(len(a.indices) for a in matching.assignments),
+        width=width,
+        padding=width - matching.width,
+        match_rate=matching.match_rate,
+        scatter=matching.scatter,
+    )
+
+
+def kept_parameters(prepared: Prepared) -> int:
+    """Return the size of the tensors that are taken from the first client."""
+    infos = (prepared.aligned[0].tensors[name] for name in prepared.plan.kept)
+    return sum(info.size for info in infos if info.is_float)
+
+
+def _same_files(clients: Sequence[Checkpoint]) -> list[str]:
+    seen: dict[Path, str] = {}
+    warnings = []
+    for client in clients:
+        if client.path is None:
+            continue
+        path = client.path.resolve()
+        if path in seen:
+            warnings.append(f"{client.name} is the same file as {seen[path]}")
+        seen.setdefault(path, client.name)
+    return warnings
+
+
+def _different_buffers(clients: Sequence[Client], plan: Plan) -> list[str]:
+    """Say which integer buffers differ between the clients; single counters are nobody's worry."""
+    first, *others = clients
+    arrays = [n for n, i in first.tensors.items() if not i.is_float and i.size > 1]
+    return [
+        f"'{name}' differs between the clients; the first one's is taken"
+        for name in arrays
+        if any(
+            name in client.tensors and not np.array_equal(client.read(name), first.read(name))
+            for client in others
+        )
+    ]

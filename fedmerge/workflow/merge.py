@@ -1,0 +1,202 @@
+"""A decided merge: who owns which global unit, and the global tensors that follow from it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from fedmerge import __version__
+from fedmerge.checkpoint import Checkpoint, to_torch, write_model
+from fedmerge.errors import UsageError
+from fedmerge.graph import count_parameters, plan_to_json
+from fedmerge.types.arrays import Array, Float64Array
+from fedmerge.types.clients import Client, TensorInfo
+from fedmerge.types.layouts import axis_size
+from fedmerge.types.plans import Plan
+from fedmerge.units import Averaging, Placement, average_tensor
+from fedmerge.workflow.options import Dials, MatchOptions, options_to_json
+from fedmerge.workflow.record import FORMAT, GroupEntry, source_entry
+
+
+@dataclass(frozen=True)
+class Merge:
+    """Everything that decides the global model; its tensors are computed when they are read."""
+
+    clients: Sequence[Checkpoint]
+    aligned: Sequence[Client]  # the clients under the first one's tensor names
+    plan: Plan
+    options: MatchOptions
+    dials: Dials
+    client_widths: Sequence[Mapping[str, int]]
+    widths: Mapping[str, int]  # global
+    placements: Sequence[Placement]
+    averaging: Averaging
+    groups: tuple[GroupEntry, ...]
+    threshold: float | None
+    warnings: tuple[str, ...]
+
+    @property
+    def growth(self) -> float:
+        """Global parameters ÷ those of a net with each group at its widest client's width."""
+        widest = {g: max(own[g] for own in self.client_widths) for g in self.widths}
+        return self.parameters(self.widths) / self.parameters(widest)
+
+    def parameters(self, widths: Mapping[str, int]) -> int:
+        """Return how many floating-point numbers the net holds at the given widths."""
+        kept = (self.aligned[0].tensors[name] for name in self.plan.kept)
+        return count_parameters(self.plan, widths) + sum(i.size for i in kept if i.is_float)
+
+    @property
+    def ensemble_parameters(self) -> int:
+        """How many floating-point numbers all clients hold together."""
+        return sum(self.parameters(own) for own in self.client_widths)
+
+    def summary(self) -> dict[str, Any]:
+        """Return what a script wants to know of the merge."""
+        return {
+            "clients": [client.name for client in self.clients],
+            "architecture": self.plan.architecture,
+            "groups": [group.to_json() for group in self.groups],
+            "parameters": self.parameters(self.widths),
+            "ensemble_parameters": self.ensemble_parameters,
+            "growth": self.growth,
+            "threshold": self.threshold,
+            "warnings": list(self.warnings),
+        }
+
+    @property
+    def tensors(self) -> dict[str, TensorInfo]:
+        """Shape and dtype of every global tensor, by the first client's normalised names."""
+        return {name: self._info(name, info) for name, info in self.aligned[0].tensors.items()}
+
+    def _info(self, name: str, stored: TensorInfo) -> TensorInfo:
+        planned = self.plan.tensors.get(self.aligned[0].aliases.get(name, name))
+        shape = stored.shape
+        if planned is not None:
+            shape = tuple(axis_size(layout, self.widths) for layout in planned.axes)
+        return TensorInfo(
+            shape, (self.options.dtype or stored.dtype) if stored.is_float else stored.dtype
+        )
+
+    def read(self, name: str) -> Array:
+        """Return one global tensor; what no plan describes is the first client's."""
+        name = self.aligned[0].aliases.get(name, name)
+        if name not in self.plan.tensors:
+            return self.aligned[0].read(name)
+        return average_tensor(
+            name,
+            self.aligned,
+            self.plan,
+            placements=self.placements,
+            widths=self.widths,
+            averaging=self.averaging,
+        )
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        """Return the global model under the names that the user's model loads."""
+        first = self.clients[0]
+        return {
+            first.output_name(name): to_torch(self.read(name), info.dtype)
+            for name, info in self.tensors.items()
+        }
+
+    def write(self, path: str | Path, *, force: bool = False) -> None:
+        """Write the global model and its merge record."""
+        first = self.clients[0]
+        own_names = {first.output_name(name): name for name in self.tensors}
+        aliases = first.aliases.items()
+        write_model(
+            Path(path),
+            {written: self.tensors[name] for written, name in own_names.items()},
+            lambda written: self.read(own_names[written]),
+            aliases={first.output_name(a): first.output_name(n) for a, n in aliases},
+            record=self.record,
+            force=force,
+        )
+
+    def record(self, digests: Mapping[str, str]) -> dict[str, Any]:
+        """Return the merge record, given the SHA-256 of every written tensor."""
+        return {
+            "fedmerge": __version__,
+            "format": FORMAT,
+            "options": options_to_json(self.options, self.dials),
+            "sources": [vars(source_entry(client)) for client in self.clients],
+            "plan": plan_to_json(self.plan),
+            "threshold": self.threshold,
+            "parameters": self.parameters(self.widths),
+            "growth": self.growth,
+            "groups": [group.to_json() for group in self.groups],
+            "assignments": {
+                client.name: {g: a.indices.tolist() for g, a in placement.items()}
+                for client, placement in zip(self.clients, self.placements, strict=True)
+            },
+            "warnings": list(self.warnings),
+            "tensors": dict(digests),
+        }
+
+
+def averaging_for(
+    options: MatchOptions, dials: Dials, plan: Plan, clients: Sequence[Client]
+) -> Averaging:
+    """Return how much each client counts, from the options."""
+    weights = _client_weights(options.client_weight, clients)
+    shrinkage = 0.0
+    if dials.posterior_mean and not plan.is_recurrent:
+        assert dials.sigma is not None
+        assert dials.sigma0 is not None
+        shrinkage = dials.sigma / dials.sigma0
+    return Averaging(
+        client_weights=weights,
+        class_weights=_class_weights(options.class_counts, weights, plan, clients),
+        shrinkage=shrinkage,
+        recurrent_over_all=dials.posterior_mean,
+    )
+
+
+def _client_weights(given: Mapping[str, float], clients: Sequence[Client]) -> tuple[float, ...]:
+    names = [client.name for client in clients]
+    for name in given:
+        if name not in names:
+            raise UsageError(
+                f"--client-weight names '{name}', which is no client",
+                f"the clients are {', '.join(names)}",
+            )
+    return tuple(float(given.get(name, 1.0)) for name in names)
+
+
+def _class_weights(
+    counts: Mapping[str, Sequence[float]] | None,
+    weights: Sequence[float],
+    plan: Plan,
+    clients: Sequence[Client],
+) -> Float64Array | None:
+    """Return p (clients, classes): each client's share of a class, by weights where it has none."""
+    if counts is None:
+        return None
+    outputs = {axis_size(t.axes[t.out], {}) for t in plan.tensors.values() if t.makes_outputs}
+    names = [client.name for client in clients]
+    if set(counts) != set(names):
+        raise UsageError(
+            f"--class-counts has the clients {', '.join(counts)}, expected {', '.join(names)}",
+            'the file holds {"name": [count per class, …]} with the names that `match` prints',
+        )
+    lengths = {len(counts[name]) for name in names}
+    if lengths != outputs:
+        raise UsageError(
+            f"--class-counts has {_list(lengths)} classes, the last layer {_list(outputs)} outputs"
+        )
+    table = np.array([counts[name] for name in names], dtype=np.float64)
+    if not np.isfinite(table).all() or (table < 0).any():
+        raise UsageError("--class-counts has a count that is negative or no number")
+    by_weight = np.asarray(weights)[:, None] / sum(weights) * np.ones_like(table)
+    totals = table.sum(axis=0)
+    return np.where(totals > 0, table / np.where(totals > 0, totals, 1.0), by_weight)
+
+
+def _list(values: set[int]) -> str:
+    return " or ".join(map(str, sorted(values))) or "no"

@@ -1,0 +1,214 @@
+"""The options of a merge: what the user says, and what follows from it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any, Literal, TypeAlias
+
+from fedmerge.checkpoint import ReadOptions
+from fedmerge.errors import UsageError
+from fedmerge.graph import ChainOptions
+from fedmerge.types.clients import FLOAT_DTYPES
+from fedmerge.types.plans import Plan
+
+Method: TypeAlias = Literal["fedma", "average"]
+Preset: TypeAlias = Literal["paper"]
+Solver: TypeAlias = Literal["auto", "scipy", "lapjv", "lapsolver"]
+
+DEFAULT_THRESHOLD = 0.5
+DEFAULT_GROWTH = 1.5
+DEFAULT_SWEEPS = 20
+PAPER_SWEEPS = 5
+PAPER_UNIT_CAP = 700  # the paper's code never lets a layer grow beyond this
+PAPER_COUNT_CLIP = 10  # the paper's code counts no more members of a unit than this
+PAPER_GAMMA = 7.0
+PAPER_RECURRENT_GAMMA = 1e-3
+
+
+@dataclass(frozen=True)
+class MatchOptions:
+    """What the user may say about a merge; None leaves the choice to fedmerge.
+
+    Every field changes the result and is kept in the merge record.
+    """
+
+    method: Method = "fedma"
+    preset: Preset | None = None
+    match_threshold: float | None = None
+    max_growth: float | Literal["none"] | None = None
+    gamma: float | None = None
+    sigma: float | None = None
+    sigma0: float | None = None
+    sweeps: int | None = None
+    seed: int = 0
+    solver: Solver = "auto"
+    tie_breaker: float = 1e-3
+    client_weight: Mapping[str, float] = field(default_factory=dict)
+    class_counts: Mapping[str, Sequence[float]] | None = None
+    keep: tuple[str, ...] = ()
+    dtype: str | None = None
+    match_by_order: bool = False
+    flatten: int | None = None
+    assume_chain: bool = False
+    key: str | None = None
+    weights: Literal["raw", "ema"] | None = None
+    allow_global: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        for name, (is_valid, expected) in _RULES.items():
+            value = getattr(self, name)
+            if value is not None and not is_valid(value):
+                raise UsageError(f"{option_name(name)} is {value!r}, expected {expected}")
+        _check_dials(self)
+
+    @property
+    def reading(self) -> ReadOptions:
+        """How files are read."""
+        return ReadOptions(self.key, self.weights, self.allow_global)
+
+    @property
+    def chain(self) -> ChainOptions:
+        """What the user knows of the net."""
+        return ChainOptions(self.flatten, self.assume_chain)
+
+
+@dataclass(frozen=True)
+class Dials:
+    """The numbers that the matching runs with: a threshold or two fixed variances."""
+
+    gamma: float
+    threshold: float | None
+    sigma: float | None
+    sigma0: float | None
+    max_growth: float | None  # None: no limit
+    sweeps: int
+    popularity_weight: float = 2.0
+    popularity_clip: int | None = None
+    unit_cap: int | None = None
+    posterior_mean: bool = False
+
+
+def dials_for(options: MatchOptions, plan: Plan) -> Dials:
+    """Return the dials that the options and the preset mean for a plan."""
+    if options.preset == "paper":
+        default_gamma = PAPER_RECURRENT_GAMMA if plan.is_recurrent else PAPER_GAMMA
+        return Dials(
+            gamma=_or(options.gamma, default_gamma),
+            threshold=None,
+            sigma=_or(options.sigma, 1.0),
+            sigma0=_or(options.sigma0, 1.0),
+            max_growth=_growth(options.max_growth, None),
+            sweeps=_or(options.sweeps, PAPER_SWEEPS),
+            popularity_weight=1.0,
+            popularity_clip=PAPER_COUNT_CLIP,
+            unit_cap=PAPER_UNIT_CAP,
+            posterior_mean=True,
+        )
+    fixed = options.sigma is not None
+    return Dials(
+        gamma=_or(options.gamma, 1.0),
+        threshold=None if fixed else _or(options.match_threshold, DEFAULT_THRESHOLD),
+        sigma=options.sigma,
+        sigma0=options.sigma0,
+        max_growth=_growth(options.max_growth, None if fixed else DEFAULT_GROWTH),
+        sweeps=_or(options.sweeps, DEFAULT_SWEEPS),
+    )
+
+
+def options_to_json(options: MatchOptions, dials: Dials) -> dict[str, Any]:
+    """Return the options as the merge record keeps them, with the values that were chosen."""
+    chosen = {
+        "match_threshold": dials.threshold,
+        "max_growth": "none" if dials.max_growth is None else dials.max_growth,
+        "gamma": dials.gamma,
+        "sigma": dials.sigma,
+        "sigma0": dials.sigma0,
+        "sweeps": dials.sweeps,
+    }
+    return {**asdict(options), **chosen}
+
+
+def options_from_json(values: Mapping[str, Any]) -> MatchOptions:
+    """Return the options from a merge record or a configuration file."""
+    known = {option.name: option for option in fields(MatchOptions)}
+    given: dict[str, Any] = {}
+    for name, value in values.items():
+        key = name.replace("-", "_")
+        if key not in known:
+            raise UsageError(
+                f"there is no option '{name}'", f"known options: {', '.join(sorted(known))}"
+            )
+        given[key] = tuple(value) if isinstance(value, list) and key != "class_counts" else value
+    return MatchOptions(**given)
+
+
+def option_name(field_name: str) -> str:
+    """Return a field as the command line calls it."""
+    return "--" + field_name.replace("_", "-")
+
+
+def _or(value: Any, default: Any) -> Any:
+    return default if value is None else value
+
+
+def _growth(value: float | Literal["none"] | None, default: float | None) -> float | None:
+    if value == "none":
+        return None
+    return default if value is None else float(value)
+
+
+def _check_dials(options: MatchOptions) -> None:
+    """Refuse dials that exclude each other."""
+    if options.preset is None and (options.sigma is None) != (options.sigma0 is None):
+        raise UsageError("--sigma and --sigma0 go together", "give both, or --match-threshold")
+    fixed = options.sigma is not None or options.preset == "paper"
+    why = "--preset paper" if options.preset else "--sigma and --sigma0"
+    if fixed and options.match_threshold is not None:
+        raise UsageError(f"--match-threshold and {why} exclude each other")
+    if fixed and options.max_growth not in (None, "none", 1):
+        raise UsageError(
+            f"--max-growth {options.max_growth} searches for a threshold, which {why} fixes",
+            "use --max-growth 1 (a hard limit) or none with it",
+        )
+
+
+def _number(low: float, high: float = float("inf")) -> Callable[[Any], bool]:
+    def check(value: Any) -> bool:
+        return isinstance(value, int | float) and type(value) is not bool and low <= value <= high
+
+    return check
+
+
+def _positive(value: Any) -> bool:
+    return isinstance(value, int | float) and type(value) is not bool and 0 < value < float("inf")
+
+
+def _whole(low: int) -> Callable[[Any], bool]:
+    return lambda value: type(value) is int and value >= low
+
+
+def _one_of(*choices: str) -> tuple[Callable[[Any], bool], str]:
+    return lambda value: value in choices, " or ".join(choices)
+
+
+_RULES: Mapping[str, tuple[Callable[[Any], bool], str]] = {
+    "method": _one_of("fedma", "average"),
+    "preset": _one_of("paper"),
+    "match_threshold": (lambda t: _positive(t) and t <= 1, "a number above 0 and up to 1"),
+    "max_growth": (lambda g: g == "none" or _number(1)(g), "a number from 1, or none"),
+    "gamma": (_positive, "a positive number"),
+    "sigma": (_positive, "a positive variance"),
+    "sigma0": (_positive, "a positive variance"),
+    "sweeps": (_whole(0), "a whole number from 0"),
+    "seed": (_whole(0), "a whole number from 0"),
+    "solver": _one_of("auto", "scipy", "lapjv", "lapsolver"),
+    "tie_breaker": (_number(0, 1), "a number from 0 to 1"),
+    "client_weight": (
+        lambda w: isinstance(w, Mapping) and all(map(_positive, w.values())),
+        "a positive number per client",
+    ),
+    "dtype": _one_of(*FLOAT_DTYPES),
+    "flatten": (_whole(1), "a whole number from 1"),
+    "weights": _one_of("raw", "ema"),
+}

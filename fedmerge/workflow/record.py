@@ -1,0 +1,108 @@
+"""The merge record: everything needed to check a merge, or to run it again."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from fedmerge.checkpoint import Checkpoint
+from fedmerge.errors import CheckpointError, FedmergeError
+from fedmerge.graph import plan_from_json
+from fedmerge.types.arrays import IntArray
+from fedmerge.types.plans import Plan
+from fedmerge.workflow.options import MatchOptions, options_from_json
+
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class GroupEntry:
+    """What the record says of one group."""
+
+    name: str
+    client_widths: tuple[int, ...]
+    width: int  # global units
+    padding: int  # of these, units of no client that keep recurrent layers equally wide
+    match_rate: float  # share of the clients' units whose global unit has another owner
+    scatter: float  # squared distance of the units to their mean ÷ squared norm, 0 for copies
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the entry as JSON values."""
+        return {**vars(self), "client_widths": list(self.client_widths)}
+
+
+@dataclass(frozen=True)
+class SourceEntry:
+    """What the record says of one client: its file's name without folders, and its hash."""
+
+    name: str
+    file: str
+    sha256: str
+    size: int
+
+
+@dataclass(frozen=True)
+class MergeRecord:
+    """A merge record as read from a file."""
+
+    options: MatchOptions
+    sources: tuple[SourceEntry, ...]
+    plan: Plan
+    widths: Mapping[str, int]
+    padding: Mapping[str, int]
+    assignments: Mapping[str, Mapping[str, IntArray]]  # client → group → (units,)
+    tensors: Mapping[str, str]  # written name → SHA-256
+
+
+def source_entry(client: Checkpoint) -> SourceEntry:
+    """Return what the record says of a client."""
+    file = client.path.name if client.path else ""
+    return SourceEntry(client.name, file, client.sha256(), client.size)
+
+
+def is_record(value: object) -> bool:
+    """Return whether JSON values are a merge record."""
+    return isinstance(value, dict) and {"fedmerge", "options", "sources", "plan"} <= value.keys()
+
+
+def record_from_json(value: Any, *, source: str) -> MergeRecord:
+    """Return the record that JSON values describe, or say that it is damaged."""
+    try:
+        if value["format"] != FORMAT:
+            raise CheckpointError(
+                f"{source}: its merge record has format {value['format']}, expected {FORMAT}",
+                f"it was written by fedmerge {value['fedmerge']}",
+            )
+        return MergeRecord(
+            options=options_from_json(value["options"]),
+            sources=tuple(SourceEntry(**entry) for entry in value["sources"]),
+            plan=plan_from_json(value["plan"]),
+            widths={group["name"]: int(group["width"]) for group in value["groups"]},
+            padding={group["name"]: int(group["padding"]) for group in value["groups"]},
+            assignments=_assignments(value["assignments"]),
+            tensors=dict(value["tensors"]),
+        )
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        problem = f"{source}: its merge record is damaged ({type(error).__name__}: {error})"
+        raise CheckpointError(problem, "merge again from the clients") from None
+    except FedmergeError as error:
+        problem = f"{source}: its merge record is damaged ({error.problem})"
+        raise CheckpointError(problem, "merge again from the clients") from None
+
+
+def _assignments(
+    value: Mapping[str, Mapping[str, Sequence[int]]],
+) -> dict[str, dict[str, IntArray]]:
+    return {
+        client: {group: _integers(units) for group, units in groups.items()}
+        for client, groups in value.items()
+    }
+
+
+def _integers(units: Sequence[int]) -> IntArray:
+    if not all(type(unit) is int for unit in units):
+        raise ValueError("an assignment holds something else than whole numbers")
+    return np.array(units, dtype=np.int64)

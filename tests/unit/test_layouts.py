@@ -1,0 +1,105 @@
+"""The three functions on axis layouts, and their agreement with each other."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedmerge.types.layouts import (
+    Concat,
+    Layout,
+    Pinned,
+    Product,
+    Units,
+    axis_size,
+    groups_in,
+    index_map,
+    replace_groups,
+    unit_positions,
+)
+
+GATES = Product((Pinned(4), Units("h")))
+FLAT = Product((Units("c"), Pinned(3)))
+BOTH = Concat((Units("f"), Units("b")))
+
+
+@pytest.mark.parametrize(
+    ("layout", "widths", "size"),
+    [
+        (Units("h"), {"h": 5}, 5),
+        (Pinned(7), {}, 7),
+        (GATES, {"h": 5}, 20),
+        (FLAT, {"c": 2}, 6),
+        (BOTH, {"f": 2, "b": 3}, 5),
+        (Product((BOTH, Pinned(2))), {"f": 2, "b": 3}, 10),
+    ],
+)
+def test_size_follows_the_widths(layout: Layout, widths: dict[str, int], size: int) -> None:
+    assert axis_size(layout, widths) == size
+
+
+def test_gates_keep_their_order_when_hidden_units_move() -> None:
+    moved = index_map(GATES, {"h": np.array([2, 0])}, {"h": 3})
+    assert moved.tolist() == [2, 0, 5, 3, 8, 6, 11, 9]
+
+
+def test_flattened_channels_move_with_all_their_pixels() -> None:
+    moved = index_map(FLAT, {"c": np.array([1, 0])}, {"c": 2})
+    assert moved.tolist() == [3, 4, 5, 0, 1, 2]
+
+
+def test_a_concatenation_shifts_by_the_new_widths() -> None:
+    targets = {"f": np.array([1, 0]), "b": np.array([0])}
+    assert index_map(BOTH, targets, {"f": 4, "b": 2}).tolist() == [1, 0, 4]
+
+
+def test_positions_of_a_hidden_unit_are_its_rows_in_every_gate() -> None:
+    assert unit_positions(GATES, "h", {"h": 3})[1].tolist() == [1, 4, 7, 10]
+
+
+def test_positions_of_a_unit_behind_a_concatenation() -> None:
+    assert unit_positions(BOTH, "b", {"f": 2, "b": 3}).tolist() == [[2], [3], [4]]
+
+
+def test_a_group_that_is_not_there_has_no_positions() -> None:
+    assert unit_positions(FLAT, "h", {"c": 2, "h": 3}).shape == (3, 0)
+
+
+def test_replacing_groups_reaches_every_leaf() -> None:
+    replaced = replace_groups(
+        Product((BOTH, Pinned(2))), lambda g: Pinned(3) if g == "f" else Units(g)
+    )
+    assert replaced == Product((Concat((Pinned(3), Units("b"))), Pinned(2)))
+    assert list(groups_in(replaced)) == ["b"]
+
+
+def layouts() -> st.SearchStrategy[Layout]:
+    leaves = st.one_of(
+        st.sampled_from([Units("a"), Units("b")]), st.integers(1, 3).map(lambda n: Pinned(n))
+    )
+    return st.recursive(
+        leaves,
+        lambda children: st.one_of(
+            st.tuples(st.integers(1, 3).map(Pinned), children).map(Product),
+            st.tuples(children, st.integers(1, 3).map(Pinned)).map(Product),
+            st.lists(children, min_size=1, max_size=3).map(lambda parts: Concat(tuple(parts))),
+        ),
+        max_leaves=5,
+    )
+
+
+@given(layouts(), st.integers(1, 4), st.integers(1, 4), st.integers(0, 3), st.integers(0, 99))
+def test_every_position_of_a_unit_moves_to_the_positions_of_its_target(
+    layout: Layout, a: int, b: int, growth: int, seed: int
+) -> None:
+    old, new = {"a": a, "b": b}, {"a": a + growth, "b": b + growth}
+    rng = np.random.default_rng(seed)
+    targets = {g: rng.permutation(new[g])[:width] for g, width in old.items()}
+    moved = index_map(layout, targets, new)
+    assert len(moved) == axis_size(layout, old)
+    assert len(set(moved.tolist())) == len(moved)
+    assert moved.size == 0 or moved.max() < axis_size(layout, new)
+    for group in old:
+        before = unit_positions(layout, group, old)
+        after = unit_positions(layout, group, new)
+        assert (moved[before] == after[targets[group]]).all()

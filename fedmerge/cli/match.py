@@ -74,10 +74,9 @@ def _sizes(merge: Merge) -> list[str]:
     line = f"parameters: {show.count(size)} (growth {merge.growth:.2f}"
     line += f"; the {len(merge.clients)} clients together: {show.count(together)})"
     lines = [line]
-    asked = merge.dials.threshold
-    if merge.threshold is not None and asked is not None and merge.threshold < asked:
+    if merge.width_limit is not None and merge.dials.max_growth != 1:
         lines.append(
-            f"match threshold: {merge.threshold:.3g}, lowered from {asked:g} "
+            f"every group was held to {merge.width_limit:.2f} × its widest client "
             f"to stay within --max-growth {merge.dials.max_growth:g}"
         )
     if size > together:

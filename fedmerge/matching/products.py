@@ -18,7 +18,6 @@ from fedmerge.types.arrays import Array, BoolArray, Float64Array, FloatArray, In
 # How much is copied or converted at once: bounds memory, keeps copies in the processor's cache,
 # and changes results by rounding only.
 NUMBERS_PER_CHUNK = 1 << 16
-UNITS_PER_PRODUCT = 512
 FEATURES_PER_PRODUCT = 2048
 
 # Near twins are looked for along a few fixed directions: of two units a and b |P(a-b)|² is about
@@ -105,21 +104,20 @@ def products_with_others(
 ) -> Products:
     """Multiply (units, features) by the `columns` rows of (slots, features) sums without `own`.
 
+    It makes a copy of those rows, so callers ask for some columns at a time.
     `own` (columns,) is the client's own member of each sum, -1 where it has none; `exact`
     (columns,) marks the sums that need float64.
     """
-    inner = np.zeros((units.features.count, len(columns)))
+    dtype = np.float64 if units.exact.any() or exact.any() else np.float32
+    products: list[FloatArray] = []
     squares = np.zeros(len(columns))
-    for low in range(0, len(columns), UNITS_PER_PRODUCT):
-        now = slice(low, low + UNITS_PER_PRODUCT)
-        dtype = np.float64 if units.exact.any() or exact[now].any() else np.float32
-        for place, part in feature_parts(units.features):
-            others = np.empty((len(columns[now]), part.shape[1]), dtype=dtype)
-            squares[now] += _take_others(part, sums[:, place], columns[now], own[now], out=others)
-            inner[:, now] += multiply(
-                part, others, exact_left=units.exact, exact_right=exact[now], device=device
-            )
-    return Products(inner, squares)
+    for place, part in feature_parts(units.features):
+        others = np.empty((len(columns), part.shape[1]), dtype=dtype)
+        squares += _take_others(part, sums[:, place], columns, own, out=others)
+        products.append(
+            multiply(part, others, exact_left=units.exact, exact_right=exact, device=device)
+        )
+    return Products(sum(products[1:], products[0]), squares)
 
 
 def multiply(

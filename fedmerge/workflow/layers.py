@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,14 +19,14 @@ from fedmerge.matching import (
 )
 from fedmerge.types.assignments import Assignment
 from fedmerge.types.clients import Client
-from fedmerge.types.plans import Group, Plan, equal_widths
+from fedmerge.types.plans import Plan, equal_widths
 from fedmerge.types.progress import Progress
 from fedmerge.units import GatheredUnits, TieBreaker, gather_units
 from fedmerge.workflow.options import Dials
 
-LOWEST_THRESHOLD = 1e-3
-HIGHEST_THRESHOLD = 1 - 1e-6  # for groups that can't grow; at 1 the variance σ² would vanish
-BUDGET_TRIES = 12
+HIGHEST_THRESHOLD = 1 - 1e-6  # for groups with a limit; at 1 the variance σ² would vanish
+BUDGET_TRIES = 12  # matchings of the whole plan at most
+LIMIT_BITS = 30  # halvings of the range of limits, beyond any width's resolution
 
 
 @dataclass(frozen=True)
@@ -51,70 +50,98 @@ class Problem:
             for group in self.plan.groups
         }
 
+    def limits(self, growth: float) -> dict[str, int]:
+        """Return the largest width of every group that can grow, at most this much wider."""
+        return {
+            group.name: int(growth * self.widest[group.name])
+            for group in self.plan.groups
+            if group.can_grow
+        }
+
     def parameters(self, widths: Mapping[str, int]) -> int:
         """Return the size of a net with these widths, tied ones made equal."""
-        tied = equal_widths(widths, self.plan.same_width)
+        tied = equal_widths({**self.widest, **widths}, self.plan.same_width)
         return self.kept_parameters + count_parameters(self.plan, tied)
 
 
 @dataclass(frozen=True)
 class Solution:
-    """The matching of every group, and the threshold that gave it."""
+    """The matching of every group, and the limit on the groups' growth that gave it."""
 
     matchings: Mapping[str, GroupMatching]
-    threshold: float | None
+    limit: float | None  # the largest width ÷ the widest client's; None: no limit was needed
+
+    def fills(self, limits: Mapping[str, int]) -> bool:
+        """Return whether every group is as wide as it may be."""
+        return all(self.matchings[group].width == width for group, width in limits.items())
 
 
 def solve(problem: Problem, progress: Progress) -> Solution:
     """Return the matching of every group within the size budget."""
-    growth, threshold = problem.dials.max_growth, problem.dials.threshold
-    if growth is None or growth == 1 or threshold is None:
-        matchings = _match_groups(problem, threshold, progress, capped=growth == 1)
-        assert matchings is not None
-        return Solution(matchings, threshold)
-    return _search_threshold(problem, growth, threshold, progress)
+    growth = problem.dials.max_growth
+    if growth == 1:
+        return _solve_within(problem, 1.0, progress)
+    budget = None if growth is None else int(growth * problem.parameters(problem.widest))
+    free = _match_groups(problem, {}, progress, budget=budget)
+    if free is not None:
+        return Solution(free, None)
+    assert budget is not None
+    return _search_limit(problem, budget, progress)
 
 
-def _search_threshold(
-    problem: Problem, growth: float, threshold: float, progress: Progress
-) -> Solution:
-    """Return the matching at the highest threshold up to the given one whose model fits.
+def _search_limit(problem: Problem, budget: int, progress: Progress) -> Solution:
+    """Return the matching at the highest common limit on the groups' growth that fits.
 
-    Bisection on log(t/(1−t)) down to `LOWEST_THRESHOLD`; if not even that fits, no group grows.
+    Every group may grow to the same multiple of its widest client; within it the units that
+    match worst become new ones. Bisection starts at the limit that fits even if every group
+    takes all it may, which is the answer where every group does.
     """
-    budget = int(growth * problem.parameters(problem.widest))
-    fits = _match_groups(problem, threshold, progress, budget=budget)
-    if fits is not None:
-        return Solution(fits, threshold)
-    best: Solution | None = None
-    low, high = _logit(LOWEST_THRESHOLD), _logit(min(threshold, HIGHEST_THRESHOLD))
-    middle = low
-    for _ in range(BUDGET_TRIES - 1):
-        tried = 1 / (1 + math.exp(-middle))
-        fits = _match_groups(problem, tried, progress, budget=budget)
-        if fits is not None:
-            best, low = Solution(fits, tried), middle
-        elif middle == low:
+    low = _bisect(
+        lambda limit: problem.parameters(problem.limits(limit)) <= budget,
+        1.0,
+        float(len(problem.clients)),
+    )
+    best = _solve_within(problem, low, progress)
+    high = float(len(problem.clients))
+    for _ in range(BUDGET_TRIES):
+        if best.fills(problem.limits(low)):
             break
-        else:
-            high = middle
         middle = (low + high) / 2
-    if best is not None:
-        return best
-    capped = _match_groups(problem, LOWEST_THRESHOLD, progress, capped=True)
-    assert capped is not None
-    return Solution(capped, LOWEST_THRESHOLD)
+        if problem.limits(middle) == problem.limits(low):
+            break
+        fits = _match_groups(problem, problem.limits(middle), progress, budget=budget)
+        if fits is None:
+            high = middle
+        else:
+            best, low = Solution(fits, middle), middle
+    return best
+
+
+def _solve_within(problem: Problem, limit: float, progress: Progress) -> Solution:
+    matchings = _match_groups(problem, problem.limits(limit), progress)
+    assert matchings is not None
+    return Solution(matchings, limit)
+
+
+def _bisect(fits: Callable[[float], bool], low: float, high: float) -> float:
+    """Return the largest number found that fits, between a fitting and a misfitting one."""
+    for _ in range(LIMIT_BITS):
+        middle = (low + high) / 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low
 
 
 def _match_groups(
     problem: Problem,
-    threshold: float | None,
+    limits: Mapping[str, int],
     progress: Progress,
     *,
-    capped: bool = False,
     budget: int | None = None,
 ) -> dict[str, GroupMatching] | None:
-    """Match group after group in forward order; None as soon as the model exceeds the budget."""
+    """Match group after group in forward order; None as soon as the model exceeds the budget.
+
+    `limits` are the largest widths, for groups that have any.
+    """
     matchings: dict[str, GroupMatching] = {}
     placed: list[dict[str, Assignment]] = [{} for _ in problem.clients]
     widths = problem.widest
@@ -129,7 +156,8 @@ def _match_groups(
             )
         ]
         rng = np.random.default_rng([problem.seed, number])
-        matching = _match_group(problem, group, units, threshold, capped=capped, rng=rng)
+        limit = limits.get(group.name) if group.can_grow else problem.widest[group.name]
+        matching = _match_group(problem, units, limit, rng=rng)
         matchings[group.name] = matching
         for place, assignment in zip(placed, matching.assignments, strict=True):
             place[group.name] = assignment
@@ -142,28 +170,25 @@ def _match_groups(
 
 def _match_group(
     problem: Problem,
-    group: Group,
     units: Sequence[GatheredUnits],
-    threshold: float | None,
+    limit: int | None,
     *,
-    capped: bool,
     rng: np.random.Generator,
 ) -> GroupMatching:
-    can_grow = group.can_grow and not capped
-    if threshold == 1 and can_grow:
+    if problem.dials.threshold == 1 and limit is None:
         return keep_apart([len(client.weights) for client in units])
     return match_units(
         [UnitFeatures(client.weights, client.ties) for client in units],
-        _prior(problem.dials, units, threshold),
+        _prior(problem.dials, units),
         problem.search,
-        max_width=None if can_grow else problem.widest[group.name],
+        max_width=limit,
         rng=rng,
     )
 
 
-def _prior(dials: Dials, units: Sequence[GatheredUnits], threshold: float | None) -> Prior:
+def _prior(dials: Dials, units: Sequence[GatheredUnits]) -> Prior:
     """Return fixed variances, or σ0² = t·V and σ² = (1−t)·V with V the weights' second moment."""
-    if threshold is None:
+    if dials.threshold is None:
         assert dials.sigma is not None
         assert dials.sigma0 is not None
         return Prior(
@@ -175,8 +200,4 @@ def _prior(dials: Dials, units: Sequence[GatheredUnits], threshold: float | None
         )
     entries = sum(client.entries for client in units)
     moment = sum(client.squares for client in units) / max(1, entries)
-    return prior_at_threshold(min(threshold, HIGHEST_THRESHOLD), moment, gamma=dials.gamma)
-
-
-def _logit(probability: float) -> float:
-    return math.log(probability / (1 - probability))
+    return prior_at_threshold(min(dials.threshold, HIGHEST_THRESHOLD), moment, gamma=dials.gamma)

@@ -125,7 +125,7 @@ def merge_prepared(
         ],
         averaging=averaging,
         groups=tuple(_entry(g, m, widths[g]) for g, m in solution.matchings.items()),
-        threshold=solution.threshold,
+        width_limit=solution.limit,
         warnings=prepared.warnings,
     )
 

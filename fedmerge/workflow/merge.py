@@ -37,7 +37,7 @@ class Merge:
     placements: Sequence[Placement]
     averaging: Averaging
     groups: tuple[GroupEntry, ...]
-    threshold: float | None
+    width_limit: float | None  # of every group, as a multiple of its widest client
     warnings: tuple[str, ...]
 
     @property
@@ -65,7 +65,7 @@ class Merge:
             "parameters": self.parameters(self.widths),
             "ensemble_parameters": self.ensemble_parameters,
             "growth": self.growth,
-            "threshold": self.threshold,
+            "width_limit": self.width_limit,
             "warnings": list(self.warnings),
         }
 
@@ -127,7 +127,7 @@ class Merge:
             "options": options_to_json(self.options, self.dials),
             "sources": [vars(source_entry(client)) for client in self.clients],
             "plan": plan_to_json(self.plan),
-            "threshold": self.threshold,
+            "width_limit": self.width_limit,
             "parameters": self.parameters(self.widths),
             "growth": self.growth,
             "groups": [group.to_json() for group in self.groups],

@@ -162,6 +162,6 @@ def _replay(record: MergeRecord, clients: Sequence[Checkpoint]) -> Merge:
         ],
         averaging=averaging_for(record.options, dials, prepared.plan, named),
         groups=(),
-        threshold=None,
+        width_limit=None,
         warnings=(),
     )

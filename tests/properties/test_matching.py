@@ -161,6 +161,7 @@ def test_assignments_are_injective_cover_every_unit_and_keep_the_limit(
     counts=counts_of_clients,
     prior=priors,
     noise=st.sampled_from([0.1, 0.5, 2.0]),
+    dtype=st.sampled_from([np.float32, np.float64]),
     room=st.integers(0, 12) | st.none(),
     shortcuts=exact_shortcuts,
 )
@@ -169,17 +170,17 @@ def test_shortcuts_do_not_change_the_matching(
     counts: list[int],
     prior: Prior,
     noise: float,
+    dtype: type[np.floating],
     room: int | None,
     shortcuts: Shortcuts,
 ) -> None:
     rng = np.random.default_rng(seed)
     base = rng.standard_normal((max(counts), 6))
-    clients = [
-        features(
-            base[rng.permutation(max(counts))[:count]] + noise * rng.standard_normal((count, 6))
-        )
-        for count in counts
-    ]
+    clients = []
+    for count in counts:
+        chosen = base[rng.permutation(len(base))[:count]]
+        noisy = chosen + noise * rng.standard_normal(chosen.shape)
+        clients.append(features(noisy.astype(dtype)))
     limit = None if room is None else max(counts) + room
     results = [
         match_units(
@@ -188,9 +189,9 @@ def test_shortcuts_do_not_change_the_matching(
             SearchOptions(sweeps=6),
             max_width=limit,
             rng=np.random.default_rng(seed),
-            shortcuts=chosen,
+            shortcuts=taken,
         )
-        for chosen in (Shortcuts(), shortcuts, NO_SHORTCUTS)
+        for taken in (Shortcuts(), shortcuts, NO_SHORTCUTS)
     ]
     assert indices(results[0]) == indices(results[1]) == indices(results[2])
     assert {result.sweeps for result in results} == {results[0].sweeps}

@@ -55,7 +55,6 @@ def test_products_do_not_depend_on_the_size_of_chunks(
     chunk: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(products, "NUMBERS_PER_CHUNK", chunk)
-    monkeypatch.setattr(products, "UNITS_PER_PRODUCT", 2)
     monkeypatch.setattr(products, "FEATURES_PER_PRODUCT", max(1, chunk // 2))
     units = client_units(features(RNG.standard_normal((6, 40))), exact=False)
     assert max(run(units, RNG.standard_normal((5, 40)))) < EXACT

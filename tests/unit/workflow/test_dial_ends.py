@@ -48,8 +48,8 @@ def test_the_size_budget_is_kept_and_used(budget: float) -> None:
     states = independent(ZOO["lenet"], 4)
     merge = match(states, MatchOptions(max_growth=budget))
     assert 1 < merge.growth <= budget
-    assert merge.threshold is not None
-    assert merge.threshold < 0.5
+    assert merge.width_limit is not None
+    assert all(g.width <= merge.width_limit * max(g.client_widths) for g in merge.groups)
 
 
 def test_a_larger_budget_gives_a_larger_model() -> None:

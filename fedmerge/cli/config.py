@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -55,13 +55,28 @@ def _from_options(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _from_record(record: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """Return the options, the plan and the clients of a recorded merge."""
-    clients = [str(folder / source["file"]) for source in record["sources"]]
+    """Return the options, the plan and the clients of a recorded merge.
+
+    The clients are looked for, beside the record, only if the command line names none.
+    """
     return {
         **_from_options(record["options"]),
         "plan": json.dumps(record["plan"]),
-        "clients": clients,
+        "clients": lambda: _recorded_clients(record["sources"], folder),
     }
+
+
+def _recorded_clients(sources: Sequence[Mapping[str, Any]], folder: Path) -> list[str]:
+    from fedmerge.checkpoint import open_checkpoint
+
+    for source in sources:
+        path = folder / source["file"]
+        if open_checkpoint(path).sha256() != source["sha256"]:
+            raise UsageError(
+                f"{path} is not the file that was merged: its SHA-256 differs",
+                "name the clients on the command line to merge other files with these options",
+            )
+    return [str(folder / source["file"]) for source in sources]
 
 
 def _as_argument(value: Any) -> Any:

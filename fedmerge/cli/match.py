@@ -31,6 +31,8 @@ def run(given: Mapping[str, Any], terminal: Terminal) -> None:
     for client in prepared.clients:
         for note in client.notes:
             terminal.detail(f"{client.name}: {note}")
+    for note in prepared.plan.notes:
+        terminal.note(f"note: {note}")
     for warning in prepared.warnings:
         terminal.warn(warning)
     if given["dry_run"]:

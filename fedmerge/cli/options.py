@@ -29,7 +29,13 @@ Merged: TypeAlias = Annotated[Path, _files("A file that `fedmerge match` wrote."
 
 _OUT = "Output"
 Output: TypeAlias = Annotated[
-    Path, _option(_OUT, "Where to write: .pt, .pth, .bin, .ckpt or .safetensors.", "--output", "-o")
+    Path,
+    _option(
+        _OUT,
+        "Where to write: .pt, .pth, .bin, .ckpt, .safetensors [default: global.pt].",
+        "--output",
+        "-o",
+    ),
 ]
 OptionalOutput: TypeAlias = Annotated[
     Path | None, _option(_OUT, "Also write it as JSON to this file.", "--output", "-o")

@@ -28,6 +28,8 @@ def run(given: Mapping[str, Any], terminal: Terminal) -> None:
     value = plan_to_json(prepared.plan)
     if output is not None:
         write_text(output, json.dumps(value, indent=1, ensure_ascii=False) + "\n")
+    for note in prepared.plan.notes:
+        terminal.note(f"note: {note}")
     for warning in prepared.warnings:
         terminal.warn(warning)
     terminal.result(value)

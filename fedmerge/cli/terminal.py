@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from fedmerge.types.progress import Progress, silent
 
@@ -80,16 +80,24 @@ def _draw(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> 
 
     table = Table(title=title, title_justify="left", title_style="bold")
     for number, column in enumerate(columns):
-        table.add_column(column, justify="left" if number == 0 else "right", overflow="fold")
+        justify: Literal["left", "right"] = "right" if _is_numeric(rows, number) else "left"
+        table.add_column(column, justify=justify, overflow="fold")
     for row in rows:
         table.add_row(*row)
     Console().print(table, markup=False)
 
 
 def _aligned(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    """Yield the rows with the first column left, the others right aligned."""
+    """Yield the rows in columns, text left and numbers right aligned."""
     widths = [max(map(len, cells)) for cells in zip(columns, *rows, strict=True)]
+    numeric = [_is_numeric(rows, number) for number in range(len(columns))]
     for cells in (columns, *rows):
-        first, *others = cells
-        padded = [cell.rjust(width) for cell, width in zip(others, widths[1:], strict=True)]
-        yield "  ".join(["", first.ljust(widths[0]), *padded]).rstrip()
+        placed = [
+            cell.rjust(width) if is_number else cell.ljust(width)
+            for cell, width, is_number in zip(cells, widths, numeric, strict=True)
+        ]
+        yield "  ".join(["", *placed]).rstrip()
+
+
+def _is_numeric(rows: Sequence[Sequence[str]], column: int) -> bool:
+    return all(row[column][:1] in "0123456789" for row in rows) and column > 0

@@ -93,7 +93,10 @@ class _Walk:
             norms=tuple(self.norms),
             same_width=tuple(self.ties),
             architecture=architecture,
-            notes=(f"taken for a plain chain of layers from names and shapes ({architecture})",),
+            notes=(
+                f"assumed to be a plain chain of layers ({architecture}), as names and shapes "
+                "suggest: a skip connection would not show in them",
+            ),
         )
         outputs = {group: self.widths[group] for group in groups_in(self.current)}
         return pin_groups(plan, outputs, OUTPUT)

@@ -18,6 +18,15 @@ def solve(rewards: Float64Array, solver: SolverName) -> IntArray:
     return SOLVERS[solver](rewards)
 
 
+def _has_lapjvh() -> bool:
+    """Return whether lapx is 0.11 or later, and built with its newer solvers."""
+    try:
+        from lap import lapjvh  # noqa: F401
+    except ImportError:
+        return False
+    return True
+
+
 def _scipy(rewards: Float64Array) -> IntArray:
     """Solve by scipy, whose import alone takes longer than many a merge."""
     from scipy.optimize import linear_sum_assignment
@@ -28,9 +37,7 @@ def _scipy(rewards: Float64Array) -> IntArray:
 
 def can_price(solver: SolverName) -> bool:
     """Return whether this solver can leave rows unassigned at a price."""
-    import lap
-
-    return solver in ("auto", "lapjv") and hasattr(lap, "lapjvh")
+    return solver in ("auto", "lapjv") and _has_lapjvh()
 
 
 def solve_priced(costs: Float64Array, price: float) -> IntArray:
@@ -49,9 +56,12 @@ def solve_priced(costs: Float64Array, price: float) -> IntArray:
 
 
 def _lapjv(rewards: Float64Array) -> IntArray:
-    """Solve by lapx's `lapjvh`, which takes costs: the negated rewards."""
+    """Solve by lapx's `lapjvh`, or `lapjv` before it, which take costs: the negated rewards."""
     import lap
 
+    if not _has_lapjvh():
+        found, _ = lap.lapjv(-rewards, extend_cost=True, return_cost=False)
+        return np.asarray(found, dtype=np.int64)
     _, found = lap.lapjvh(-rewards, extend_cost=True, return_cost=False)
     return np.asarray(found, dtype=np.int64)
 
@@ -76,7 +86,7 @@ def _lapsolver(rewards: Float64Array) -> IntArray:
 
 def _auto(rewards: Float64Array) -> IntArray:
     """Solve by lapx, at least as fast as scipy at every shape; by scipy where it lacks `lapjvh`."""
-    return _lapjv(rewards) if can_price("auto") else _scipy(rewards)
+    return _lapjv(rewards) if _has_lapjvh() else _scipy(rewards)
 
 
 SOLVERS: dict[SolverName, Callable[[Float64Array], IntArray]] = {

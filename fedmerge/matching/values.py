@@ -69,6 +69,7 @@ class SearchOptions:
     solver: SolverName = "auto"
     min_gain: float = 1e-9  # relative rise of the score that a change must bring
     unit_cap: int | None = None  # the paper's code stops adding units at 700
+    keep: int = 1 << 28  # bytes of rewards kept between visits; changes the time only
     device: str = "cpu"  # where matrix products run, as torch names it
 
 

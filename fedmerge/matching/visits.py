@@ -29,7 +29,7 @@ class View:
 class Memory:
     """What a client's last visit found; it holds for every slot whose members did not change."""
 
-    rewards: Float64Array  # (units, slots)
+    rewards: Float64Array  # (units, slots), or no slots where nothing was kept
     visited: int = -1  # when
 
 
@@ -80,18 +80,26 @@ class Visitor:
         return View(columns, places[self._slots.homes[client]], own)
 
     def _rewards(self, client: int, view: View) -> Float64Array:
-        """Return (units, columns) rewards, computing only what changed since the last visit."""
-        memory, columns = self._memories[client], view.columns
-        if self._slots.capacity > memory.rewards.shape[1]:
-            grown = np.empty((len(memory.rewards), self._slots.capacity))
-            grown[:, : memory.rewards.shape[1]] = memory.rewards
-            memory.rewards = grown
-        is_stale = self._slots.changed[columns] > memory.visited
-        stale = columns[is_stale] if self._shortcuts.reuse else columns
+        """Return (units, columns) rewards, computing only what changed since they were kept."""
+        memory, columns, capacity = self._memories[client], view.columns, self._slots.capacity
+        units, held = memory.rewards.shape
+        keeps = self._shortcuts.reuse and self._fits(units * capacity)
+        is_ready = keeps and held == capacity
+        rewards = memory.rewards if is_ready else np.empty((units, capacity))
+        if keeps and held < capacity:
+            rewards[:, :held] = memory.rewards
+        memory.rewards = rewards if keeps else np.empty((units, 0))
+        stale = columns
+        if keeps and held:
+            stale = columns[self._slots.changed[columns] > memory.visited]
         for low in range(0, len(stale), COLUMNS_AT_ONCE):
             some = stale[low : low + COLUMNS_AT_ONCE]
-            memory.rewards[:, _as_slice(some)] = self._fresh_rewards(client, some, view.own[some])
-        return memory.rewards[:, _as_slice(columns)]
+            rewards[:, _as_slice(some)] = self._fresh_rewards(client, some, view.own[some])
+        return rewards[:, _as_slice(columns)]
+
+    def _fits(self, numbers: int) -> bool:
+        """Return whether every client may keep so many rewards."""
+        return numbers * np.dtype(np.float64).itemsize * len(self._clients) <= self._options.keep
 
     def _fresh_rewards(self, client: int, columns: IntArray, own: IntArray) -> Float64Array:
         """Return (units, columns) rewards of joining these slots, the client's `own` taken out."""

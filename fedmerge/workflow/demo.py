@@ -18,34 +18,30 @@ from fedmerge.types.progress import Progress, silent
 from fedmerge.workflow.load import load_model
 
 CLIENTS = 4
-SKEW = 0.5  # Dirichlet concentration of each class over the clients
-EPOCHS = 40
+SKEW = 1.0  # Dirichlet concentration of each class over the clients
+EPOCHS = 20
 BATCH = 32
 TEST_SHARE = 0.25
 SEED = 0
 
 
 class DigitsNet(nn.Module):
-    """Two convolutions and two linear layers for 8×8 images of ten digits."""
+    """A perceptron with one hidden layer for 8×8 images of ten digits."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.conv1 = nn.Conv2d(1, 16, 3, padding=1)
-        self.conv2 = nn.Conv2d(16, 32, 3, padding=1)
-        self.fc1 = nn.Linear(32 * 4, 64)
+        self.fc1 = nn.Linear(64, 64)
         self.fc2 = nn.Linear(64, 10)
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
-        """Return logits (images, 10) of images (images, 1, 8, 8)."""
-        hidden = nn.functional.max_pool2d(self.conv1(images).relu(), 2)
-        hidden = nn.functional.max_pool2d(self.conv2(hidden).relu(), 2)
-        logits: torch.Tensor = self.fc2(self.fc1(hidden.flatten(1)).relu())
+        """Return logits (images, 10) of images (images, 8, 8)."""
+        logits: torch.Tensor = self.fc2(self.fc1(images.flatten(1)).relu())
         return logits
 
 
 @dataclass(frozen=True)
 class Images:
-    """Images (n, 1, 8, 8) in [0, 1] with their labels (n,)."""
+    """Images (n, 8, 8) in [0, 1] with their labels (n,)."""
 
     x: torch.Tensor
     y: torch.Tensor
@@ -76,6 +72,7 @@ class Demo:
 
 def run_demo(folder: Path, *, progress: Progress = silent) -> Demo:
     """Train the clients, merge their files through the command line and compare everything."""
+    torch.set_num_threads(1)  # the net is too small to gain from more
     train, test = _digits()
     folder.mkdir(parents=True, exist_ok=True)
     parts = _skewed_parts(train.y.numpy())
@@ -111,7 +108,7 @@ def _digits() -> tuple[Images, Images]:
             "the demo needs scikit-learn's digits", "pip install 'fedmerge[demo]'"
         ) from None
     digits = load_digits()
-    x = torch.from_numpy(digits.images).float().unsqueeze(1) / 16
+    x = torch.from_numpy(digits.images).float() / 16
     images = Images(x, torch.from_numpy(digits.target).long())
     order = np.random.default_rng(SEED).permutation(len(x))
     cut = int(TEST_SHARE * len(x))

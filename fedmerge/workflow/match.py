@@ -83,7 +83,7 @@ def prepare(
     planned, client_widths = plan_clients(aligned, options.chain, given=plan, kept=kept)
     if options.dtype is None:
         check_dtypes(aligned, planned.tensors)
-    warnings = (*planned.notes, *_same_files(clients), *_different_buffers(aligned, planned))
+    warnings = (*_same_files(clients), *_different_buffers(aligned))
     return Prepared(clients, aligned, planned, client_widths, warnings)
 
 
@@ -178,7 +178,7 @@ def _same_files(clients: Sequence[Checkpoint]) -> list[str]:
     return warnings
 
 
-def _different_buffers(clients: Sequence[Client], plan: Plan) -> list[str]:
+def _different_buffers(clients: Sequence[Client]) -> list[str]:
     """Say which integer buffers differ between the clients; single counters are nobody's worry."""
     first, *others = clients
     arrays = [n for n, i in first.tensors.items() if not i.is_float and i.size > 1]

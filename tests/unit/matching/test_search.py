@@ -216,9 +216,47 @@ def test_a_revisit_multiplies_changed_columns_only(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(visits, "products_with_others", recorded)
     clients = random_clients([40] * 6, 12, rng=np.random.default_rng(3))
     matching = match_at(clients, 0.1)
-    assert asked[:6] == [0, 40, 40, 40, 40, 40]
-    assert len(asked) < 6 + 6 * matching.sweeps  # some visits were skipped altogether
+    assert asked[:5] == [40, 40, 40, 40, 40]
+    assert len(asked) < 5 + 6 * matching.sweeps  # some visits were skipped altogether
     assert 0 < asked[-1] < 40
+
+
+def test_without_memory_the_matching_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    clients = random_clients([40, 35, 40, 38], 12, rng=np.random.default_rng(3))
+    prior = prior_at_threshold(0.2, 1.0, gamma=1.0)
+    asked: list[int] = []
+
+    def recorded(*arguments: object, **options: object) -> Products:
+        asked.append(len(options["columns"]))  # type: ignore[arg-type]
+        return products_with_others(*arguments, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(visits, "products_with_others", recorded)
+    found, work = [], []
+    for keep in (1 << 28, 50_000, 0):
+        asked.clear()
+        rng = np.random.default_rng(0)
+        options = SearchOptions(keep=keep)
+        found.append(indices(match_units(clients, prior, options, max_width=None, rng=rng)))
+        work.append(sum(asked))
+    assert found[0] == found[1] == found[2]
+    assert work[0] <= work[1] <= work[2]
+    assert work[0] < work[2]
+
+
+def test_other_devices_give_the_same_matching() -> None:
+    clients = random_clients([20, 15, 18], 12, rng=np.random.default_rng(3))
+    prior = prior_at_threshold(0.2, 1.0, gamma=1.0)
+    found = [
+        match_units(
+            clients,
+            prior,
+            SearchOptions(device=device),
+            max_width=None,
+            rng=np.random.default_rng(0),
+        )
+        for device in ("cpu", "cpu:0")  # the second takes torch's way
+    ]
+    assert indices(found[0]) == indices(found[1])
 
 
 def test_no_group_grows_beyond_its_limit() -> None:

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedmerge.matching.solvers import SOLVERS, solve
+from fedmerge.matching import solvers
+from fedmerge.matching.solvers import SOLVERS, can_price, solve
 from fedmerge.matching.values import SolverName
 from fedmerge.types.arrays import Float64Array
 from tests.unit.matching.cases import brute_force_score
@@ -79,13 +80,19 @@ def test_rewards_are_not_changed() -> None:
     assert (rewards == kept).all()
 
 
-def test_auto_falls_back_to_scipy_where_lapx_is_too_old(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("solver", ["auto", "lapjv"])
+def test_an_older_lapx_will_do(solver: SolverName, monkeypatch: pytest.MonkeyPatch) -> None:
     import lap
 
-    rewards = RNG.standard_normal((4, 5))
-    expected = solve(rewards, "scipy").tolist()
-    monkeypatch.delattr(lap, "lapjvh")
-    assert solve(rewards, "auto").tolist() == expected
+    def missing(*arguments: object, **options: object) -> None:
+        raise AssertionError("no lapjvh here")
+
+    monkeypatch.setattr(solvers, "_has_lapjvh", lambda: False)
+    monkeypatch.setattr(lap, "lapjvh", missing)
+    assert not can_price(solver)
+    for shape in [(1, 1), (4, 4), (4, 5), (30, 70)]:
+        rewards = RNG.standard_normal(shape)
+        assert solve(rewards, solver).tolist() == solve(rewards, "scipy").tolist()
 
 
 def test_auto_needs_no_scipy(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -43,51 +43,66 @@ class GatheredUnits:
 
 
 def gather_units(
-    client: Client, plan: Plan, group: str, *, widths: Widths, placed: Placement, ties: TieBreaker
+    client: Client,
+    plan: Plan,
+    group: str,
+    *,
+    widths: Widths,
+    placed: Placement,
+    ties: TieBreaker,
+    outgoing: bool = False,
 ) -> GatheredUnits:
     """Return the features of a client's units of one group, shape (units, features).
 
-    Incoming weights and biases of every tensor that produces the group, their matched input axes
-    in the global layout; `widths` are the client's own.
+    Incoming weights and biases of every tensor that produces the group, their other axes in the
+    global layout as far as `placed` says; `outgoing` adds the weights that read the units, and
+    where the group itself is placed, its recurrent weights around that placement. What can't be
+    placed yet breaks ties. `widths` are the client's own.
     """
     columns: list[FloatArray] = []
     tie_columns: list[FloatArray] = []
     entries = 0
-    for name in dict.fromkeys(name for name, _ in plan.axes_of(group)):
+    for name, axis in plan.axes_of(group):
         tensor = plan.tensors[name]
-        if _is_feature(tensor, group, placed):
-            values = _folded(client, plan, name)
+        values = _folded(client, plan, name)
+        if (outgoing or axis == tensor.out) and _is_placeable(tensor, axis, placed):
             entries += values.size
-            columns.append(_producing_rows(values, tensor, group, widths, placed))
+            values = _place_others(values, tensor, axis, placed)
+            columns.append(_unit_rows(values, tensor.axes[axis], axis, group, widths))
         else:
-            tie_columns += _invariants(client.read(name), tensor, group, widths, ties.count)
-    rows = widths[group]
-    weights = _side_by_side(columns, rows)
-    tied = _side_by_side(tie_columns, rows) * ties.scale
-    return GatheredUnits(weights=weights, ties=tied, entries=entries)
-
-
-def _is_feature(tensor: TensorPlan, group: str, placed: Placement) -> bool:
-    """Whether the group is the tensor's output and all its inputs are in the global layout."""
-    return (
-        tensor.role != "pointwise"
-        and group in tensor.produces
-        and tensor.consumes <= placed.keys()
-        and tensor.produces <= placed.keys() | {group}
+            rows = _unit_rows(client.read(name), tensor.axes[axis], axis, group, widths)
+            tie_columns.append(_invariants(rows, ties.count))
+    return GatheredUnits(
+        weights=_side_by_side(columns, widths[group]),
+        ties=_side_by_side(tie_columns, widths[group]) * ties.scale,
+        entries=entries,
     )
 
 
-def _producing_rows(
-    values: FloatArray, tensor: TensorPlan, group: str, widths: Widths, placed: Placement
+def _is_placeable(tensor: TensorPlan, axis: int, placed: Placement) -> bool:
+    """Whether a tensor's values along an axis can be compared between clients."""
+    others = (layout for k, layout in enumerate(tensor.axes) if k != axis)
+    known = all(group in placed for layout in others for group in groups_in(layout))
+    return known and tensor.role != "pointwise"
+
+
+def _place_others(
+    values: FloatArray, tensor: TensorPlan, axis: int, placed: Placement
 ) -> FloatArray:
-    """Return a producing tensor as (units, features), its input axes placed."""
-    inputs = {g: placed[g] for g in tensor.consumes}
-    for axis, layout in enumerate(tensor.axes):
-        if axis != tensor.out and any(groups_in(layout)):
-            values = _place_axis(values, axis, layout, inputs)
-    positions = unit_positions(tensor.axes[tensor.out], group, widths)
-    rows = np.moveaxis(values, tensor.out, 0)[positions]
-    return rows.reshape(len(positions), -1)
+    """Return a tensor with all axes but one in the global layout."""
+    for other, layout in enumerate(tensor.axes):
+        if other != axis and any(groups_in(layout)):
+            inputs = {group: placed[group] for group in groups_in(layout)}
+            values = _place_axis(values, other, layout, inputs)
+    return values
+
+
+def _unit_rows(
+    values: FloatArray, layout: Layout, axis: int, group: str, widths: Widths
+) -> FloatArray:
+    """Return a tensor as (units, values), by the positions of the units along an axis."""
+    positions = unit_positions(layout, group, widths)
+    return np.moveaxis(values, axis, 0)[positions].reshape(len(positions), -1)
 
 
 def _place_axis(values: FloatArray, axis: int, layout: Layout, placed: Placement) -> FloatArray:
@@ -103,16 +118,10 @@ def _place_axis(values: FloatArray, axis: int, layout: Layout, placed: Placement
     return result
 
 
-def _invariants(
-    values: FloatArray, tensor: TensorPlan, group: str, widths: Widths, count: int
-) -> Iterator[FloatArray]:
-    """Yield, per axis of the group, each unit's values (units, ≤ count) in ascending order."""
-    for axis, layout in enumerate(tensor.axes):
-        if group in groups_in(layout):
-            positions = unit_positions(layout, group, widths)
-            rows = np.moveaxis(values, axis, 0)[positions].reshape(len(positions), -1)
-            chosen = np.linspace(0, rows.shape[1] - 1, min(count, rows.shape[1])).round()
-            yield np.sort(rows, axis=1)[:, chosen.astype(np.int64)]
+def _invariants(rows: FloatArray, count: int) -> FloatArray:
+    """Return each unit's values (units, values) in ascending order, at most `count` of them."""
+    chosen = np.linspace(0, rows.shape[1] - 1, min(count, rows.shape[1])).round()
+    return np.sort(rows, axis=1)[:, chosen.astype(np.int64)]
 
 
 def _side_by_side(columns: Sequence[FloatArray], rows: int) -> FloatArray:

@@ -54,6 +54,7 @@ def match(
     sigma: opt.Sigma = None,
     sigma0: opt.Sigma0 = None,
     sweeps: opt.Sweeps = None,
+    refine: opt.Refine = None,
     seed: opt.Seed = None,
     solver: opt.Solver = None,
     tie_breaker: opt.TieBreaker = None,

@@ -150,6 +150,14 @@ Sweeps: TypeAlias = Annotated[
     int | None,
     _option(_MATCH, "Most sweeps over the clients per group [default: 20].", metavar="N"),
 ]
+Refine: TypeAlias = Annotated[
+    int | None,
+    _option(
+        _MATCH,
+        "Most passes that also compare outgoing and recurrent weights [default: 3].",
+        metavar="N",
+    ),
+]
 Seed: TypeAlias = Annotated[
     int | None,
     _option(_MATCH, "Seed of the sweeps' order [default: 0].", metavar="N"),

@@ -17,7 +17,6 @@ from fedmerge.matching import (
     match_units,
     prior_at_threshold,
 )
-from fedmerge.types.assignments import Assignment
 from fedmerge.types.clients import Client
 from fedmerge.types.plans import Plan, equal_widths
 from fedmerge.types.progress import Progress
@@ -77,7 +76,12 @@ class Solution:
 
 
 def solve(problem: Problem, progress: Progress) -> Solution:
-    """Return the matching of every group within the size budget."""
+    """Return the matching of every group within the size budget, refined."""
+    return _refined(problem, _within_budget(problem, progress), progress)
+
+
+def _within_budget(problem: Problem, progress: Progress) -> Solution:
+    """Return the matching by one pass over the groups that fits the size budget."""
     growth = problem.dials.max_growth
     if growth == 1:
         return _solve_within(problem, 1.0, progress)
@@ -143,46 +147,74 @@ def _match_groups(
     `limits` are the largest widths, for groups that have any.
     """
     matchings: dict[str, GroupMatching] = {}
-    placed: list[dict[str, Assignment]] = [{} for _ in problem.clients]
     widths = problem.widest
     for number, group in enumerate(problem.plan.groups):
         progress("matching", number, len(problem.plan.groups))
-        units = [
-            gather_units(
-                client, problem.plan, group.name, widths=own, placed=place, ties=problem.ties
-            )
-            for client, own, place in zip(
-                problem.clients, problem.client_widths, placed, strict=True
-            )
-        ]
-        rng = np.random.default_rng([problem.seed, number])
         limit = limits.get(group.name) if group.can_grow else problem.widest[group.name]
-        matching = _match_group(problem, units, limit, rng=rng)
-        matchings[group.name] = matching
-        for place, assignment in zip(placed, matching.assignments, strict=True):
-            place[group.name] = assignment
-        widths[group.name] = matching.width
+        matchings[group.name] = _match_group(problem, number, matchings, limit)
+        widths[group.name] = matchings[group.name].width
         if budget is not None and problem.parameters(widths) > budget:
             return None
     progress("matching", len(problem.plan.groups), len(problem.plan.groups))
     return matchings
 
 
+def _refined(problem: Problem, solution: Solution, progress: Progress) -> Solution:
+    """Match every group again, now that all others are placed, until nothing changes.
+
+    Outgoing and recurrent weights then count too: the coupled problem that the paper leaves open.
+    No group grows where the size is limited.
+    """
+    matchings = dict(solution.matchings)
+    for sweep in range(problem.dials.refine):
+        before = dict(matchings)
+        for number, group in enumerate(problem.plan.groups):
+            progress("refining", sweep, problem.dials.refine)
+            is_limited = problem.dials.max_growth is not None or not group.can_grow
+            limit = matchings[group.name].width if is_limited else None
+            matchings[group.name] = _match_group(problem, number, matchings, limit, outgoing=True)
+        if all(_is_same(matchings[g], before[g]) for g in matchings):
+            break
+    return Solution(matchings, solution.limit)
+
+
+def _is_same(one: GroupMatching, other: GroupMatching) -> bool:
+    pairs = zip(one.assignments, other.assignments, strict=True)
+    return all(np.array_equal(a.indices, b.indices) for a, b in pairs)
+
+
 def _match_group(
     problem: Problem,
-    units: Sequence[GatheredUnits],
+    number: int,
+    matchings: Mapping[str, GroupMatching],
     limit: int | None,
     *,
-    rng: np.random.Generator,
+    outgoing: bool = False,
 ) -> GroupMatching:
+    """Match one group's units, given the matchings of others, to at most `limit` global units."""
+    group = problem.plan.groups[number].name
     if problem.dials.threshold == 1 and limit is None:
-        return keep_apart([len(client.weights) for client in units])
+        return keep_apart([own[group] for own in problem.client_widths])
+    units = [
+        gather_units(
+            client,
+            problem.plan,
+            group,
+            widths=own,
+            placed={name: matching.assignments[place] for name, matching in matchings.items()},
+            ties=problem.ties,
+            outgoing=outgoing,
+        )
+        for place, (client, own) in enumerate(
+            zip(problem.clients, problem.client_widths, strict=True)
+        )
+    ]
     return match_units(
         [UnitFeatures(client.weights, client.ties) for client in units],
         _prior(problem.dials, units),
         problem.search,
         max_width=limit,
-        rng=rng,
+        rng=np.random.default_rng([problem.seed, number]),
     )
 
 

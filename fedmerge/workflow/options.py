@@ -19,6 +19,7 @@ Solver: TypeAlias = Literal["auto", "scipy", "lapjv", "lapsolver"]
 DEFAULT_THRESHOLD = 0.5
 DEFAULT_GROWTH = 1.5
 DEFAULT_SWEEPS = 20
+DEFAULT_REFINE = 3
 PAPER_SWEEPS = 5
 PAPER_UNIT_CAP = 700  # the paper's code never lets a layer grow beyond this
 PAPER_COUNT_CLIP = 10  # the paper's code counts no more members of a unit than this
@@ -41,6 +42,7 @@ class MatchOptions:
     sigma: float | None = None
     sigma0: float | None = None
     sweeps: int | None = None
+    refine: int | None = None
     seed: int = 0
     solver: Solver = "auto"
     tie_breaker: float = 1e-3
@@ -83,6 +85,7 @@ class Dials:
     sigma0: float | None
     max_growth: float | None  # None: no limit
     sweeps: int
+    refine: int
     popularity_weight: float = 2.0
     popularity_clip: int | None = None
     unit_cap: int | None = None
@@ -100,6 +103,7 @@ def dials_for(options: MatchOptions, plan: Plan) -> Dials:
             sigma0=_or(options.sigma0, 1.0),
             max_growth=_growth(options.max_growth, None),
             sweeps=_or(options.sweeps, PAPER_SWEEPS),
+            refine=_or(options.refine, 0),
             popularity_weight=1.0,
             popularity_clip=PAPER_COUNT_CLIP,
             unit_cap=PAPER_UNIT_CAP,
@@ -113,6 +117,7 @@ def dials_for(options: MatchOptions, plan: Plan) -> Dials:
         sigma0=options.sigma0,
         max_growth=_growth(options.max_growth, None if fixed else DEFAULT_GROWTH),
         sweeps=_or(options.sweeps, DEFAULT_SWEEPS),
+        refine=_or(options.refine, DEFAULT_REFINE),
     )
 
 
@@ -125,6 +130,7 @@ def options_to_json(options: MatchOptions, dials: Dials) -> dict[str, Any]:
         "sigma": dials.sigma,
         "sigma0": dials.sigma0,
         "sweeps": dials.sweeps,
+        "refine": dials.refine,
     }
     return {**asdict(options), **chosen}
 
@@ -201,6 +207,7 @@ _RULES: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "sigma": (_positive, "a positive variance"),
     "sigma0": (_positive, "a positive variance"),
     "sweeps": (_whole(0), "a whole number from 0"),
+    "refine": (_whole(0), "a whole number from 0"),
     "seed": (_whole(0), "a whole number from 0"),
     "solver": _one_of("auto", "scipy", "lapjv", "lapsolver"),
     "tie_breaker": (_number(0, 1), "a number from 0 to 1"),

@@ -21,11 +21,12 @@ class TieBreaker:
     """How units with equal incoming weights are told apart.
 
     Their outgoing weights in ascending order, which no permutation of the following units
-    changes, enter the features times `scale`, at most `count` evenly spaced ones per tensor.
+    changes, enter the features times `scale`: `count` evenly spaced ones per tensor, however
+    wide the next layer of a client is.
     """
 
     scale: float = 1e-3
-    count: int = 64
+    count: int = 32
 
 
 @dataclass(frozen=True)
@@ -65,7 +66,10 @@ def gather_units(
     for name, axis in plan.axes_of(group):
         tensor = plan.tensors[name]
         values = _folded(client, plan, name)
-        if (outgoing or axis == tensor.out) and _is_placeable(tensor, axis, placed):
+        is_compared = tensor.role == "weight" and axis == tensor.out
+        if outgoing:
+            is_compared = tensor.role != "pointwise"
+        if is_compared and _is_placeable(tensor, axis, placed):
             entries += values.size
             values = _place_others(values, tensor, axis, placed)
             columns.append(_unit_rows(values, tensor.axes[axis], axis, group, widths))
@@ -82,8 +86,7 @@ def gather_units(
 def _is_placeable(tensor: TensorPlan, axis: int, placed: Placement) -> bool:
     """Whether a tensor's values along an axis can be compared between clients."""
     others = (layout for k, layout in enumerate(tensor.axes) if k != axis)
-    known = all(group in placed for layout in others for group in groups_in(layout))
-    return known and tensor.role != "pointwise"
+    return all(group in placed for layout in others for group in groups_in(layout))
 
 
 def _place_others(
@@ -119,8 +122,8 @@ def _place_axis(values: FloatArray, axis: int, layout: Layout, placed: Placement
 
 
 def _invariants(rows: FloatArray, count: int) -> FloatArray:
-    """Return each unit's values (units, values) in ascending order, at most `count` of them."""
-    chosen = np.linspace(0, rows.shape[1] - 1, min(count, rows.shape[1])).round()
+    """Return `count` evenly spaced ones of each unit's values in ascending order."""
+    chosen = np.linspace(0, rows.shape[1] - 1, count).round()
     return np.sort(rows, axis=1)[:, chosen.astype(np.int64)]
 
 
@@ -174,7 +177,8 @@ class Averaging:
         """Return what a tensor's weighted sum is divided by: per output unit, or one number."""
         if self.recurrent_over_all and tensor.role == "recurrent":
             return np.array(sum(self.client_weights))
-        shrinkage = self.shrinkage if tensor.produces else 0.0
+        is_hidden = tensor.produces and tensor.role != "pointwise"
+        shrinkage = self.shrinkage if is_hidden else 0.0
         return np.where(owned > 0, owned + shrinkage, 1.0)
 
 
@@ -201,7 +205,8 @@ def average_tensor(
         stored.append(values.dtype)
         weights = averaging.output_weights(number, tensor)
         maps = [index_map(layout, _targets(placement), widths) for layout in tensor.axes]
-        _add(total, maps, values * _along(weights, tensor.out, values.ndim))
+        wide = np.asarray(values, dtype=np.float64)
+        _add(total, maps, wide * _along(weights, tensor.out, wide.ndim))
         _add(owned, maps[tensor.out : tensor.out + 1], weights)
     divisor = _along(averaging.divisor(owned, tensor), tensor.out, total.ndim)
     return np.asarray(total / divisor, dtype=np.result_type(*stored))

@@ -12,7 +12,7 @@ from fedmerge.checkpoint import from_state_dict
 from fedmerge.graph import ChainOptions, plan_chain, solve_widths
 from fedmerge.graph.resize import resize_module
 from fedmerge.types.arrays import IntArray
-from fedmerge.types.layouts import index_map, unit_positions
+from fedmerge.types.layouts import axis_size, index_map, unit_positions
 from fedmerge.types.plans import Plan
 from tests.zoo import Entry
 
@@ -101,3 +101,22 @@ def relative_moves(
         assigned[move[group]] if group in move else assigned
         for assigned, move in zip(assignments, moves, strict=True)
     ]
+
+
+def widened(state: State, extra: int, seed: int) -> dict[str, Tensor]:
+    """Return a wider net of the same function: every group has more units that nothing reads."""
+    plan, widths = plan_of(state)
+    wide = {group: width + extra for group, width in widths.items()}
+    same = {group: np.arange(width) for group, width in widths.items()}
+    generator = torch.Generator().manual_seed(seed)
+    result = {name: tensor.clone() for name, tensor in state.items()}
+    for name, planned in plan.tensors.items():
+        maps = [torch.from_numpy(index_map(axis, same, wide)) for axis in planned.axes]
+        shape = [axis_size(axis, wide) for axis in planned.axes]
+        values = torch.rand(shape, generator=generator, dtype=state[name].dtype) + 0.5
+        old_rows = torch.zeros(shape[planned.out], dtype=torch.bool)
+        old_rows[maps[planned.out]] = True
+        values.movedim(planned.out, 0)[old_rows] = 0.0
+        values[torch.meshgrid(*maps, indexing="ij")] = state[name]
+        result[name] = values
+    return _tied_as(state, result)

@@ -2,9 +2,9 @@
 
 from fedmerge.checkpoint._checkpoint import Checkpoint, from_state_dict, open_checkpoint
 from fedmerge.checkpoint._contents import ReadOptions
-from fedmerge.checkpoint._output import OUTPUT_SUFFIXES, check_output
+from fedmerge.checkpoint._output import OUTPUT_SUFFIXES, check_output, check_targets
 from fedmerge.checkpoint._paths import MODEL_SUFFIXES, client_names, expand_paths
-from fedmerge.checkpoint._record import read_record, record_path
+from fedmerge.checkpoint._record import read_record, readable, record_path
 from fedmerge.checkpoint._tensors import array_digest, to_torch
 from fedmerge.checkpoint._write import write_model, write_text
 
@@ -15,11 +15,13 @@ __all__ = [
     "ReadOptions",
     "array_digest",
     "check_output",
+    "check_targets",
     "client_names",
     "expand_paths",
     "from_state_dict",
     "open_checkpoint",
     "read_record",
+    "readable",
     "record_path",
     "to_torch",
     "write_model",

@@ -19,11 +19,16 @@ def check_output(path: str | Path, *, inputs: Sequence[str | Path], force: bool)
             f"{path}: cannot write a file of this kind",
             f"let the output end in one of {', '.join(OUTPUT_SUFFIXES)}",
         )
+    check_targets(output_files(path), inputs=inputs, force=force)
+
+
+def check_targets(targets: Sequence[Path], *, inputs: Sequence[str | Path], force: bool) -> None:
+    """Raise `UsageError` if any of the files of one folder cannot or must not be written."""
+    path = targets[0]
     if not path.parent.is_dir():
         raise UsageError(f"{path}: its folder does not exist", f"mkdir -p {path.parent}")
     if not os.access(path.parent, os.W_OK):
         raise UsageError(f"{path}: its folder may not be written to")
-    targets = output_files(path)
     _refuse_inputs(targets, _files_of(inputs))
     for target in targets:
         if target.is_dir():
@@ -37,7 +42,7 @@ def output_files(path: Path) -> list[Path]:
     return [path] if path.suffix.lower() == SAFETENSORS else [path, record_path(path)]
 
 
-def _refuse_inputs(targets: list[Path], inputs: Iterable[Path]) -> None:
+def _refuse_inputs(targets: Sequence[Path], inputs: Iterable[Path]) -> None:
     present = [target for target in targets if target.exists()]
     for source in inputs if present else ():
         for target in present:

@@ -20,9 +20,8 @@ class Staging:
         """Open a new hidden file that `commit` renames to `path`."""
         hidden = path.with_name(f".fedmerge-{secrets.token_hex(8)}.tmp")
         # "x" and no tempfile: the mode then follows the umask as for any other file.
-        file = hidden.open("xb+")
         self._stack.callback(hidden.unlink, missing_ok=True)
-        self._stack.enter_context(file)
+        file = self._stack.enter_context(hidden.open("xb+"))
         self._files[path] = (hidden, file)
         return file
 

@@ -1,11 +1,12 @@
 """Write a merged model and its record: tensor by tensor, whole or not at all."""
 
+import io
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, BinaryIO, TypeAlias
+from typing import IO, Any, BinaryIO, TypeAlias, cast
 
 import torch
 
@@ -103,11 +104,41 @@ def _write_torch(model: _Model, stage: Staging) -> Digests:
         state[name] = state[tied_to] if tied_to else model.tensor(name).clone()
     digests = {name: digest(tensor) for name, tensor in state.items()}
     # Given a path, torch would write the file's name into the file.
-    torch.save(state, stage.create(model.path), _use_new_zipfile_serialization=True)
+    _save(state, stage.create(model.path))
     if model.record is not None:
         text = readable(model.record(digests))
         stage.create(record_path(model.path)).write(text.encode())
     return digests
+
+
+def _save(state: dict[str, torch.Tensor], file: BinaryIO) -> None:
+    """Save a state dict; what goes wrong in the file is raised as it was, not as torch hides it."""
+    watched = _WatchedFile(file)
+    try:
+        torch.save(state, cast(IO[bytes], watched), _use_new_zipfile_serialization=True)
+    except RuntimeError:
+        if watched.failure is not None:
+            raise watched.failure from None
+        raise
+
+
+class _WatchedFile(io.BufferedIOBase):
+    """A file that remembers the exception that ended a write: torch turns any into its own."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self.failure: BaseException | None = None
+
+    def write(self, data: Any) -> int:
+        """Write bytes, and remember if that fails or is interrupted."""
+        try:
+            return self._file.write(data)
+        except BaseException as error:
+            self.failure = error
+            raise
+
+    def flush(self) -> None:
+        """Leave flushing to the file's owner."""
 
 
 def _write_safetensors(model: _Model, stage: Staging) -> Digests:

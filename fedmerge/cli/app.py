@@ -71,7 +71,7 @@ def match(
     device: opt.Device = "auto",
     threads: opt.Threads = None,
     config: opt.Config = None,
-    as_json: opt.Json = False,
+    json: opt.Json = False,
     quiet: opt.Quiet = False,
     verbose: opt.Verbose = False,
 ) -> None:
@@ -80,7 +80,7 @@ def match(
     _use_threads(threads)
     from fedmerge.cli import match as command
 
-    command.run(given, Terminal(as_json, quiet, verbose))
+    command.run(given, Terminal(json, quiet, verbose))
 
 
 @app.command()
@@ -97,7 +97,7 @@ def plan(
     weights: opt.Weights = None,
     allow_global: opt.AllowGlobal = None,
     config: opt.Config = None,
-    as_json: opt.Json = False,
+    json: opt.Json = False,
     quiet: opt.Quiet = False,
     verbose: opt.Verbose = False,
 ) -> None:
@@ -105,7 +105,7 @@ def plan(
     given = locals()
     from fedmerge.cli import plan as command
 
-    command.run(given, Terminal(as_json, quiet, verbose))
+    command.run(given, Terminal(json, quiet, verbose))
 
 
 @app.command()
@@ -116,7 +116,7 @@ def inspect(
     key: opt.Key = None,
     weights: opt.Weights = None,
     allow_global: opt.AllowGlobal = None,
-    as_json: opt.Json = False,
+    json: opt.Json = False,
     quiet: opt.Quiet = False,
     verbose: opt.Verbose = False,
 ) -> None:
@@ -124,21 +124,21 @@ def inspect(
     given = locals()
     from fedmerge.cli import inspect as command
 
-    raise typer.Exit(command.run(given, Terminal(as_json, quiet, verbose)))
+    raise typer.Exit(command.run(given, Terminal(json, quiet, verbose)))
 
 
 @app.command()
 def verify(
     merged: opt.Merged,
     clients: opt.OptionalClients = None,
-    as_json: opt.Json = False,
+    json: opt.Json = False,
     quiet: opt.Quiet = False,
     verbose: opt.Verbose = False,
 ) -> None:
     """Check a merged file against its record and, if given, its clients."""
     from fedmerge.cli import verify as command
 
-    raise typer.Exit(command.run(merged, clients or [], Terminal(as_json, quiet, verbose)))
+    raise typer.Exit(command.run(merged, clients or [], Terminal(json, quiet, verbose)))
 
 
 @app.command()
@@ -150,7 +150,7 @@ def convert(
     key: opt.Key = None,
     weights: opt.Weights = None,
     allow_global: opt.AllowGlobal = None,
-    as_json: opt.Json = False,
+    json: opt.Json = False,
     quiet: opt.Quiet = False,
     verbose: opt.Verbose = False,
 ) -> None:
@@ -158,7 +158,7 @@ def convert(
     given = locals()
     from fedmerge.cli import convert as command
 
-    command.run(given, Terminal(as_json, quiet, verbose))
+    command.run(given, Terminal(json, quiet, verbose))
 
 
 @app.command()
@@ -166,14 +166,14 @@ def demo(
     folder: Annotated[
         Path, typer.Argument(help="Where the demo's files go.", show_default=True)
     ] = Path("demo-output"),
-    as_json: opt.Json = False,
+    json: opt.Json = False,
     quiet: opt.Quiet = False,
     verbose: opt.Verbose = False,
 ) -> None:
     """Train small clients on skewed parts of a data set, merge and compare them."""
     from fedmerge.cli import demo as command
 
-    command.run(folder, Terminal(as_json, quiet, verbose))
+    command.run(folder, Terminal(json, quiet, verbose))
 
 
 def _use_threads(threads: int | None) -> None:

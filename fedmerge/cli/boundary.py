@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import typer
 
@@ -17,8 +19,18 @@ INTERRUPTED = 130
 _ClickError: type[Exception] = typer.BadParameter.__mro__[2]
 
 
+@dataclass
+class Session:
+    """What is known of a run when it fails: whether the answer is to be JSON."""
+
+    json: bool
+
+
 def main() -> None:
     """Run the command line and exit with its code."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # not every terminal knows every character
     sys.exit(run(sys.argv[1:]))
 
 
@@ -26,14 +38,14 @@ def run(arguments: Sequence[str]) -> int:
     """Run one command and return its exit code; only fedmerge's own errors become messages."""
     from fedmerge.cli.app import app
 
-    as_json = "--json" in arguments
+    session = Session(json="--json" in arguments)
     try:
-        code = app(args=list(arguments), standalone_mode=False, prog_name="fedmerge")
+        code = app(args=list(arguments), standalone_mode=False, prog_name="fedmerge", obj=session)
         sys.stdout.flush()
     except FedmergeError as error:
-        return report(error, as_json=as_json)
+        return report(error, as_json=session.json)
     except _ClickError as error:
-        return _report_usage(error, as_json)
+        return _report_usage(error, session.json)
     except (KeyboardInterrupt, typer.Abort):
         print("interrupted", file=sys.stderr)
         return INTERRUPTED
@@ -45,12 +57,17 @@ def run(arguments: Sequence[str]) -> int:
 
 def report(error: FedmergeError, *, as_json: bool) -> int:
     """Print an error, one line for the problem and one for the hint, and return its code."""
-    print(f"error: {error.problem}", file=sys.stderr)
+    print(f"error: {_one_line(error.problem)}", file=sys.stderr)
     if error.hint:
-        print(f"hint: {error.hint}", file=sys.stderr)
+        print(f"hint: {_one_line(error.hint)}", file=sys.stderr)
     if as_json:
-        print(json.dumps({"error": error_to_json(error)}, ensure_ascii=False))
+        print(json.dumps({"error": error_to_json(error)}))
     return error.exit_code
+
+
+def _one_line(text: str) -> str:
+    """Return a text with control characters escaped: a file's name may hold any."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def error_to_json(error: FedmergeError) -> dict[str, object]:

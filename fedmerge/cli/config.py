@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +16,27 @@ def load_config(context: typer.Context, path: Path | None) -> Path | None:
     """Make a file's options the defaults of the command that runs; the command line wins."""
     if path is not None:
         values = _read(path)
-        replayed = {"options", "sources", "plan"} <= values.keys()
-        defaults = _from_record(values, path.parent) if replayed else _from_options(values)
-        _check_names(defaults, context, path)
-        context.default_map = {**(context.default_map or {}), **defaults}
+        try:
+            is_record = {"options", "sources", "plan"} <= values.keys()
+            defaults = _from_record(values, path.parent) if is_record else _from_options(values)
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise UsageError(f"--config {path.name} is damaged: {error!r}") from None
+        known = {str(parameter.name) for parameter in context.command.params} - {"config"}
+        if is_record:  # of a merge: other commands take what they know
+            defaults = {name: value for name, value in defaults.items() if name in known}
+        _check_names(defaults, known, context.command_path, path)
+        context.default_map = {**(context.default_map or {}), **_listed(defaults, context)}
+        context.obj.json = context.obj.json or bool(defaults.get("json"))
     return path
+
+
+def _listed(defaults: Mapping[str, Any], context: typer.Context) -> dict[str, Any]:
+    """Return the defaults with single values of repeatable options as lists."""
+    repeatable = {p.name for p in context.command.params if getattr(p, "multiple", False)}
+    return {
+        name: [value] if name in repeatable and isinstance(value, str) else value
+        for name, value in defaults.items()
+    }
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -50,7 +66,7 @@ def _parse_yaml(text: str) -> object:
 
 
 def _from_options(values: Mapping[str, Any]) -> dict[str, Any]:
-    given = {name.replace("-", "_"): value for name, value in values.items()}
+    given = {str(name).replace("-", "_"): value for name, value in values.items()}
     return {name: _as_argument(value) for name, value in given.items() if value is not None}
 
 
@@ -59,24 +75,29 @@ def _from_record(record: Mapping[str, Any], folder: Path) -> dict[str, Any]:
 
     The clients are looked for, beside the record, only if the command line names none.
     """
+    options = _from_options(record["options"])
+    digests = {str(folder / source["file"]): source["sha256"] for source in record["sources"]}
     return {
-        **_from_options(record["options"]),
+        **options,
         "plan": json.dumps(record["plan"]),
-        "clients": lambda: _recorded_clients(record["sources"], folder),
+        "clients": lambda: _recorded_clients(digests, options),
     }
 
 
-def _recorded_clients(sources: Sequence[Mapping[str, Any]], folder: Path) -> list[str]:
-    from fedmerge.checkpoint import open_checkpoint
+def _recorded_clients(digests: Mapping[str, str], options: Mapping[str, Any]) -> list[str]:
+    """Return the recorded clients' paths, or refuse if they are other files by now."""
+    from fedmerge.checkpoint import ReadOptions, open_checkpoint
 
-    for source in sources:
-        path = folder / source["file"]
-        if open_checkpoint(path).sha256() != source["sha256"]:
+    reading = ReadOptions(
+        options.get("key"), options.get("weights"), tuple(options.get("allow_global") or ())
+    )
+    for path, digest in digests.items():
+        if open_checkpoint(path, reading).sha256() != digest:
             raise UsageError(
                 f"{path} is not the file that was merged: its SHA-256 differs",
                 "name the clients on the command line to merge other files with these options",
             )
-    return [str(folder / source["file"]) for source in sources]
+    return list(digests)
 
 
 def _as_argument(value: Any) -> Any:
@@ -88,11 +109,10 @@ def _as_argument(value: Any) -> Any:
     return json.dumps(value)
 
 
-def _check_names(values: Mapping[str, Any], context: typer.Context, path: Path) -> None:
-    known = {str(parameter.name) for parameter in context.command.params}
-    for name in values:
-        if name not in known - {"config"}:
+def _check_names(names: Iterable[str], known: Collection[str], command: str, path: Path) -> None:
+    for name in names:
+        if name not in known:
             raise UsageError(
-                f"--config {path.name}: `{context.command_path}` has no option '{name}'",
-                f"see `{context.command_path} --help`",
+                f"--config {path.name}: `{command}` has no option '{name}'",
+                f"see `{command} --help`",
             )

@@ -31,7 +31,8 @@ def _show(inspection: Inspection, terminal: Terminal) -> None:
         assert inspection.refused is not None
         terminal.line(f"{inspection.path.name}: refused")
         terminal.line(f"  reason: {inspection.refused.problem}")
-        terminal.line(f"  way out: {inspection.refused.hint}" if inspection.refused.hint else "")
+        if inspection.refused.hint:
+            terminal.line(f"  way out: {inspection.refused.hint}")
         return
     floats = sum(info.size for info in checkpoint.tensors.values() if info.is_float)
     where = f", state dict at '{checkpoint.location}'" if checkpoint.location else ""

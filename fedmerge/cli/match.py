@@ -43,7 +43,7 @@ def run(given: Mapping[str, Any], terminal: Terminal) -> None:
         merge.write(output, force=given["force"])
     seconds = round(time.perf_counter() - started, 3)
     terminal.result({**merge.summary(), "output": str(output), "seconds": seconds})
-    _show_merge(merge, output, given["clients"], terminal)
+    _show_merge(merge, output, paths, terminal)
 
 
 def _show_merge(merge: Merge, output: Path, clients: Sequence[Path], terminal: Terminal) -> None:

@@ -32,7 +32,7 @@ Output: TypeAlias = Annotated[
     Path,
     _option(
         _OUT,
-        "Where to write: .pt, .pth, .bin, .ckpt, .safetensors [default: global.pt].",
+        "Where to write: .pt, .pth, .bin, .ckpt or .safetensors.",
         "--output",
         "-o",
     ),
@@ -45,7 +45,7 @@ Dtype: TypeAlias = Annotated[
     str | None,
     _option(
         _OUT,
-        "Write all floats as this dtype [default: as in the clients].",
+        "Write all floats as this dtype (default: as in the clients).",
         metavar="float32|float16|bfloat16|float64",
     ),
 ]
@@ -110,7 +110,7 @@ Method: TypeAlias = Annotated[
     str | None,
     _option(
         _MATCH,
-        "Match units, or average element by element for comparison [default: fedma].",
+        "Match units, or average element by element for comparison (default: fedma).",
         metavar="fedma|average",
     ),
 ]
@@ -122,7 +122,7 @@ MatchThreshold: TypeAlias = Annotated[
     float | None,
     _option(
         _MATCH,
-        "Units merge above this cosine; 1 merges nothing [default: 0.5].",
+        "Units merge above this cosine; 1 merges nothing (default: 0.5).",
         metavar="T",
     ),
 ]
@@ -130,13 +130,13 @@ MaxGrowth: TypeAlias = Annotated[
     str | None,
     _option(
         _MATCH,
-        "Most parameters, as a multiple of the widest client's; 1 never grows [default: 1.5].",
+        "Most parameters, as a multiple of the widest client's; 1 never grows (default: 1.5).",
         metavar="X|none",
     ),
 ]
 Gamma: TypeAlias = Annotated[
     float | None,
-    _option(_MATCH, "How readily new units appear [default: 1].", metavar="G"),
+    _option(_MATCH, "How readily new units appear (default: 1).", metavar="G"),
 ]
 Sigma: TypeAlias = Annotated[
     float | None,
@@ -148,25 +148,25 @@ Sigma0: TypeAlias = Annotated[
 ]
 Sweeps: TypeAlias = Annotated[
     int | None,
-    _option(_MATCH, "Most sweeps over the clients per group [default: 20].", metavar="N"),
+    _option(_MATCH, "Most sweeps over the clients per group (default: 20).", metavar="N"),
 ]
 Refine: TypeAlias = Annotated[
     int | None,
     _option(
         _MATCH,
-        "Most passes that also compare outgoing and recurrent weights [default: 3].",
+        "Most passes that also compare outgoing and recurrent weights (default: 3).",
         metavar="N",
     ),
 ]
 Seed: TypeAlias = Annotated[
     int | None,
-    _option(_MATCH, "Seed of the sweeps' order [default: 0].", metavar="N"),
+    _option(_MATCH, "Seed of the sweeps' order (default: 0).", metavar="N"),
 ]
 Solver: TypeAlias = Annotated[
     str | None,
     _option(
         _MATCH,
-        "Assignment solver [default: by the problem's shape].",
+        "Assignment solver (default: by the problem's shape).",
         metavar="auto|scipy|lapjv|lapsolver",
     ),
 ]
@@ -174,7 +174,7 @@ TieBreaker: TypeAlias = Annotated[
     float | None,
     _option(
         _MATCH,
-        "Weight of outgoing weights in telling equal units apart [default: 0.001].",
+        "Weight of outgoing weights in telling equal units apart (default: 0.001).",
         metavar="X",
     ),
 ]
@@ -182,13 +182,13 @@ TieBreaker: TypeAlias = Annotated[
 _AVG = "Averaging"
 ClientWeight: TypeAlias = Annotated[
     list[str] | None,
-    _option(_AVG, "How much a client counts [default: 1]; repeatable.", metavar="NAME=W"),
+    _option(_AVG, "How much a client counts (default: 1); repeatable.", metavar="NAME=W"),
 ]
 ClassCounts: TypeAlias = Annotated[
     str | None,
     _option(
         _AVG,
-        'Average the last layer by class: {"name": [count per class, …]}.',
+        r'Average the last layer by class: {"name": \[count per class, …]}.',
         metavar="FILE.json",
     ),
 ]
@@ -196,11 +196,11 @@ ClassCounts: TypeAlias = Annotated[
 _RUN = "Running"
 Device: TypeAlias = Annotated[
     str,
-    _option(_RUN, "Where matrix products run [default: auto].", metavar="auto|cpu|cuda|mps"),
+    _option(_RUN, "Where matrix products run (default: auto).", metavar="auto|cpu|cuda|mps"),
 ]
 Threads: TypeAlias = Annotated[
     int | None,
-    _option(_RUN, "CPU threads of products and solver [default: all cores].", metavar="N"),
+    _option(_RUN, "CPU threads of products and solver (default: all cores).", metavar="N"),
 ]
 Config: TypeAlias = Annotated[
     Path | None,

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from fedmerge.checkpoint import expand_paths, write_text
+from fedmerge.checkpoint import check_targets, expand_paths, readable, write_text
 from fedmerge.cli import show
 from fedmerge.cli.arguments import given_plan, match_options
 from fedmerge.cli.terminal import Terminal
-from fedmerge.errors import UsageError
 from fedmerge.graph import plan_to_json
 from fedmerge.workflow.clients import open_clients
 from fedmerge.workflow.match import Prepared, prepare
@@ -20,14 +18,15 @@ from fedmerge.workflow.match import Prepared, prepare
 def run(given: Mapping[str, Any], terminal: Terminal) -> None:
     """Show the plan of the clients, and write it if asked to."""
     output: Path | None = given["output"]
-    if output is not None and output.exists() and not given["force"]:
-        raise UsageError(f"{output} exists", "choose another name, or overwrite it with --force")
+    paths = expand_paths(given["clients"])
+    if output is not None:
+        check_targets([output], inputs=paths, force=given["force"])
     options = match_options(given)
-    clients = open_clients(expand_paths(given["clients"]), options.reading)
+    clients = open_clients(paths, options.reading)
     prepared = prepare(clients, options, plan=given_plan(given["plan"]))
     value = plan_to_json(prepared.plan)
     if output is not None:
-        write_text(output, json.dumps(value, indent=1, ensure_ascii=False) + "\n")
+        write_text(output, readable(value))
     for note in prepared.plan.notes:
         terminal.note(f"note: {note}")
     for warning in prepared.warnings:

@@ -34,6 +34,10 @@ class Terminal:
         if self.verbose:
             self.note(message)
 
+    def problem(self, message: str) -> None:
+        """Say on stderr what is wrong, however quiet the command shall be."""
+        print(message, file=sys.stderr)
+
     def line(self, text: str = "") -> None:
         """Print one line of the result."""
         if not (self.json or self.quiet):
@@ -42,7 +46,7 @@ class Terminal:
     def result(self, value: dict[str, Any]) -> None:
         """Print the result as one JSON object, if that was asked for."""
         if self.json:
-            print(json.dumps(value, ensure_ascii=False))
+            print(json.dumps(value))
 
     def table(self, title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
         """Print a table: drawn on a terminal, plain columns elsewhere."""

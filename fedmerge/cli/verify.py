@@ -23,7 +23,7 @@ def run(merged: Path, clients: Sequence[Path], terminal: Terminal) -> int:
         }
     )
     for difference in found.differences:
-        terminal.note(f"difference: {difference}")
+        terminal.problem(f"difference: {difference}")
     if not found.ok:
         terminal.line(f"{merged.name}: differs from its record")
         return VerificationError.exit_code

@@ -27,4 +27,10 @@ def keep_tensors(
     pinned = pin_groups(plan, {group: widths[group] for group in touched}, KEPT)
     others = {name: tensor for name, tensor in pinned.tensors.items() if name not in kept}
     norms = tuple(norm for norm in pinned.norms if not set(vars(norm).values()) & set(kept))
-    return replace(pinned, tensors=others, norms=norms, kept=(*plan.kept, *kept))
+    notes = [*plan.notes]
+    if touched:
+        groups = ", ".join(sorted(touched))
+        notes.append(f"kept tensors pin {groups}: averaged position by position, not matched")
+    return replace(
+        pinned, tensors=others, norms=norms, kept=(*plan.kept, *kept), notes=tuple(notes)
+    )

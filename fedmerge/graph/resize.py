@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeAlias
 
 import torch
@@ -20,7 +20,8 @@ def resize_module(module: nn.Module, shapes: Shapes) -> None:
     width (`self.hidden_size`) follow it where that is unambiguous.
     """
     old_shapes = {name: tuple(tensor.shape) for name, tensor in _all_tensors(module)}
-    replaced: dict[int, nn.Parameter] = {}
+    old_states = _state_sizes(module)
+    replaced: dict[int, tuple[nn.Parameter, nn.Parameter]] = {}
     for name, shape in shapes.items():
         if old_shapes[name] != shape:
             _check_dimensions(name, old_shapes[name], shape)
@@ -28,7 +29,8 @@ def resize_module(module: nn.Module, shapes: Shapes) -> None:
     for layer in module.modules():
         if (resize := _resizer(layer)) is not None:
             resize(layer)
-    _follow_widths(module, _moved_widths(old_shapes, shapes))
+    moved_states = _unambiguous(zip(old_states, _state_sizes(module), strict=True))
+    _follow_widths(module, _moved_widths(old_shapes, shapes), moved_states)
 
 
 def _all_tensors(module: nn.Module) -> list[tuple[str, torch.Tensor]]:
@@ -37,19 +39,27 @@ def _all_tensors(module: nn.Module) -> list[tuple[str, torch.Tensor]]:
 
 
 def _replace_tensor(
-    module: nn.Module, name: str, shape: tuple[int, ...], replaced: dict[int, nn.Parameter]
+    module: nn.Module,
+    name: str,
+    shape: tuple[int, ...],
+    replaced: dict[int, tuple[nn.Parameter, nn.Parameter]],
 ) -> None:
-    """Replace one tensor by an empty one; a parameter with several names stays one parameter."""
+    """Replace one tensor by an empty one; a parameter with several names stays one parameter.
+
+    `replaced` keeps the old parameters beside the new ones, so that their ids stay theirs.
+    """
     path, _, leaf = name.rpartition(".")
     owner = module.get_submodule(path)
     old: Any = getattr(owner, leaf)
+    if tuple(old.shape) == shape:  # a shared module, reached under another name before
+        return
     if not isinstance(old, nn.Parameter):
         setattr(owner, leaf, torch.empty(shape, dtype=old.dtype, device=old.device))
         return
     if id(old) not in replaced:
         empty = torch.empty(shape, dtype=old.dtype, device=old.device)
-        replaced[id(old)] = nn.Parameter(empty, requires_grad=old.requires_grad)
-    setattr(owner, leaf, replaced[id(old)])
+        replaced[id(old)] = (old, nn.Parameter(empty, requires_grad=old.requires_grad))
+    setattr(owner, leaf, replaced[id(old)][1])
 
 
 def _check_dimensions(name: str, old: tuple[int, ...], new: tuple[int, ...]) -> None:
@@ -65,8 +75,17 @@ def _resize_linear(layer: Any) -> None:
 
 
 def _resize_conv(layer: Any) -> None:
+    if layer.groups == layer.in_channels > 1:  # depthwise: every channel is a group of its own
+        layer.groups = layer.weight.shape[0] * layer.groups // layer.out_channels
     layer.out_channels = layer.weight.shape[0]
     layer.in_channels = layer.weight.shape[1] * layer.groups
+
+
+def _resize_transposed_conv(layer: Any) -> None:
+    if layer.groups == layer.in_channels > 1:
+        layer.groups = layer.weight.shape[0]
+    layer.in_channels = layer.weight.shape[0]
+    layer.out_channels = layer.weight.shape[1] * layer.groups
 
 
 def _resize_statistics_norm(layer: Any) -> None:
@@ -78,6 +97,11 @@ def _resize_statistics_norm(layer: Any) -> None:
 def _resize_layer_norm(layer: Any) -> None:
     if layer.weight is not None:
         layer.normalized_shape = tuple(layer.weight.shape)
+
+
+def _resize_group_norm(layer: Any) -> None:
+    if layer.weight is not None:
+        layer.num_channels = layer.weight.shape[0]
 
 
 def _resize_embedding(layer: Any) -> None:
@@ -107,10 +131,13 @@ _RESIZERS: Mapping[type[nn.Module], Callable[[Any], None]] = {
     nn.Conv1d: _resize_conv,
     nn.Conv2d: _resize_conv,
     nn.Conv3d: _resize_conv,
+    nn.modules.conv._ConvTransposeNd: _resize_transposed_conv,
     nn.modules.batchnorm._NormBase: _resize_statistics_norm,
     nn.LayerNorm: _resize_layer_norm,
     nn.RMSNorm: _resize_layer_norm,
+    nn.GroupNorm: _resize_group_norm,
     nn.Embedding: _resize_embedding,
+    nn.EmbeddingBag: _resize_embedding,
     nn.RNNBase: _resize_recurrent,
     nn.RNNCellBase: _resize_cell,
     nn.PReLU: _resize_slopes,
@@ -123,17 +150,33 @@ def _resizer(layer: nn.Module) -> Callable[[Any], None] | None:
 
 def _moved_widths(old_shapes: Shapes, shapes: Shapes) -> dict[int, int]:
     """Return old → new for every axis size that moved, always to the same new size."""
+    return _unambiguous(
+        pair for name, shape in shapes.items() for pair in zip(old_shapes[name], shape, strict=True)
+    )
+
+
+def _unambiguous(pairs: Iterable[tuple[int, int]]) -> dict[int, int]:
+    """Return old → new for the old sizes that have one new size, another one."""
     moves: dict[int, set[int]] = {}
-    for name, shape in shapes.items():
-        for old, new in zip(old_shapes[name], shape, strict=True):
-            moves.setdefault(old, set()).add(new)
+    for old, new in pairs:
+        moves.setdefault(old, set()).add(new)
     return {old: new for old, (new, *others) in moves.items() if not others and new != old}
 
 
-def _follow_widths(module: nn.Module, moved: Mapping[int, int]) -> None:
+def _state_sizes(module: nn.Module) -> list[int]:
+    """Return the hidden sizes of the recurrent layers."""
+    recurrent = (nn.RNNBase, nn.RNNCellBase)
+    return [layer.hidden_size for layer in module.modules() if isinstance(layer, recurrent)]
+
+
+def _follow_widths(
+    module: nn.Module, moved: Mapping[int, int], moved_states: Mapping[int, int]
+) -> None:
+    """Set the users' integers; one that is called hidden follows the recurrent layers."""
     for layer in module.modules():
         if type(layer).__module__.startswith("torch."):
             continue
         for name, value in vars(layer).items():
-            if type(value) is int and value in moved:
-                setattr(layer, name, moved[value])
+            moves = {**moved, **moved_states} if "hid" in name.lower() else moved
+            if type(value) is int and value in moves:
+                setattr(layer, name, moves[value])

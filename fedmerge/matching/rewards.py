@@ -1,7 +1,7 @@
 """The score of one step: what it is worth to join a global unit or to become a new one.
 
 With s = 1/sigma, s0 = 1/sigma0, v = s·w, g = s · sum of the members, S = s0 + s·n, J clients and
-the visited client taken out, equation (7) of the paper with prior mean 0 scores
+the visited client taken out, BBP-MAP with prior mean 0 scores
 
     existing unit:  |v+g|²/(s+S) - |g|²/S + 2·log(n/(J-n))
     k-th new unit:  |v|²/(s+s0) + 2·log(gamma/J) - 2·log k

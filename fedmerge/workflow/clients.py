@@ -8,6 +8,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TypeAlias
 
+import numpy as np
 import torch
 
 from fedmerge.checkpoint import (
@@ -75,7 +76,7 @@ def keep_matches(patterns: Sequence[str], client: Checkpoint) -> tuple[str, ...]
     kept: dict[str, None] = {}
     for pattern in patterns:
         found = [
-            name
+            client.aliases.get(name, name)
             for name in client.tensors
             if fnmatchcase(name, pattern) or fnmatchcase(client.output_name(name), pattern)
         ]
@@ -116,18 +117,22 @@ class RenamedClient:
         return self.client.read(self.own_names[name])
 
 
-def align_names(
-    clients: Sequence[Client], *, by_order: bool, kept: Collection[str]
-) -> list[Client]:
-    """Return the clients under the first one's tensor names, or say how the names differ."""
+def align_names(clients: Sequence[Client], *, by_order: bool, keep: Sequence[str]) -> list[Client]:
+    """Return the clients under the first one's tensor names, or say how the names differ.
+
+    Tensors that the patterns `keep` name are the first client's and need no partner; nor do
+    integer buffers.
+    """
     first, *others = clients
-    return [first, *(_aligned(client, first, by_order, kept) for client in others)]
+    aligned = [first, *(_aligned(client, first, by_order, keep) for client in others)]
+    for client in aligned[1:]:
+        _check_ties(client, first)
+    return aligned
 
 
-def _aligned(client: Client, first: Client, by_order: bool, kept: Collection[str]) -> Client:
-    missing = [name for name in first.tensors if name not in client.tensors and name not in kept]
-    unknown = [name for name in client.tensors if name not in first.tensors]
-    if not missing and (not unknown or kept):
+def _aligned(client: Client, first: Client, by_order: bool, keep: Sequence[str]) -> Client:
+    difference = name_difference(_merged_names(client, keep), _merged_names(first, keep))
+    if difference is None:
         return client
     same_shapes = [i.shape for i in first.tensors.values()] == [
         i.shape for i in client.tensors.values()
@@ -135,17 +140,41 @@ def _aligned(client: Client, first: Client, by_order: bool, kept: Collection[str
     if same_shapes and by_order:
         return RenamedClient(client, dict(zip(first.tensors, client.tensors, strict=True)))
     raise ArchitectureError(
-        f"{client.name}: {_name_difference(missing, unknown, first.name)}",
+        f"{client.name}: {difference}, compared with {first.name}",
         "the shapes agree one by one: --match-by-order pairs the tensors in stored order"
         if same_shapes
         else _COMPARE_HINT,
     )
 
 
-def _name_difference(missing: Sequence[str], unknown: Sequence[str], first: str) -> str:
-    parts = [f"has no tensor '{missing[0]}', which {first} has"] if missing else []
-    parts += [f"has a tensor '{unknown[0]}', which {first} has not"] if unknown else []
-    return " and ".join(parts)
+def _merged_names(client: Client, keep: Sequence[str]) -> list[str]:
+    """Return the names of the tensors that are matched and averaged."""
+    return [
+        name
+        for name, info in client.tensors.items()
+        if info.is_float and not any(fnmatchcase(name, pattern) for pattern in keep)
+    ]
+
+
+def _check_ties(client: Client, first: Client) -> None:
+    """Refuse a client whose tied tensors differ from the first one's, unless their values agree."""
+    for one, other in ((first, client), (client, first)):
+        for alias, name in one.aliases.items():
+            is_tied = alias not in other.tensors or other.aliases.get(alias) == name
+            if not is_tied and not np.array_equal(other.read(alias), other.read(name)):
+                raise ArchitectureError(
+                    f"'{alias}' is tied to '{name}' in {one.name}, but not in {other.name}",
+                    _COMPARE_HINT,
+                )
+
+
+def name_difference(found: Collection[str], expected: Collection[str]) -> str | None:
+    """Return how two sets of tensor names differ, in words, or None."""
+    missing = [name for name in expected if name not in found]
+    unknown = [name for name in found if name not in expected]
+    parts = [f"has no tensor '{missing[0]}'"] if missing else []
+    parts += [f"has an extra tensor '{unknown[0]}'"] if unknown else []
+    return " and ".join(parts) or None
 
 
 def check_dtypes(clients: Sequence[Client], names: Collection[str]) -> None:
@@ -163,10 +192,9 @@ def check_dtypes(clients: Sequence[Client], names: Collection[str]) -> None:
 
 def first_difference(client: Client, first: Client) -> str | None:
     """Return the first difference in names, shapes or dtypes between two clients, in words."""
-    missing = [name for name in first.tensors if name not in client.tensors]
-    unknown = [name for name in client.tensors if name not in first.tensors]
-    if missing or unknown:
-        return _name_difference(missing, unknown, first.name)
+    difference = name_difference(client.tensors, first.tensors)
+    if difference is not None:
+        return f"{difference}, compared with {first.name}"
     for name, expected in first.tensors.items():
         found = client.tensors[name]
         if found.shape != expected.shape:

@@ -59,6 +59,8 @@ def _inspect_opened(
 ) -> Inspection:
     plan, unplanned = None, None
     try:
+        for tensor in checkpoint.tensors:
+            checkpoint.read(tensor)  # refuses values that are not finite
         plan = plan_chain(
             checkpoint.tensors, chain, aliases=checkpoint.aliases, source=checkpoint.name
         )

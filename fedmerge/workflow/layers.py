@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -41,7 +42,7 @@ class Problem:
     seed: int
     kept_parameters: int = 0
 
-    @property
+    @cached_property
     def widest(self) -> dict[str, int]:
         """The widest client's width of every group."""
         return {
@@ -147,7 +148,7 @@ def _match_groups(
     `limits` are the largest widths, for groups that have any.
     """
     matchings: dict[str, GroupMatching] = {}
-    widths = problem.widest
+    widths = dict(problem.widest)
     for number, group in enumerate(problem.plan.groups):
         progress("matching", number, len(problem.plan.groups))
         limit = limits.get(group.name) if group.can_grow else problem.widest[group.name]

@@ -11,6 +11,7 @@ from torch import nn
 from fedmerge.checkpoint import Checkpoint, ReadOptions, open_checkpoint
 from fedmerge.errors import ArchitectureError
 from fedmerge.graph.resize import resize_module
+from fedmerge.workflow.clients import name_difference
 
 Module = TypeVar("Module", bound=nn.Module)
 
@@ -39,12 +40,8 @@ def _model_names(checkpoint: Checkpoint, expected: Collection[str]) -> dict[str,
     for names in (written, plain):
         if set(names.values()) == set(expected):
             return names
-    missing = sorted(set(expected) - set(plain.values()))
-    unknown = sorted(set(plain.values()) - set(expected))
+    difference = name_difference(plain.values(), expected)
     raise ArchitectureError(
-        f"{checkpoint.name}: the model "
-        + (f"has '{missing[0]}', which the file has not" if missing else "")
-        + (" and " if missing and unknown else "")
-        + (f"lacks '{unknown[0]}', which the file has" if unknown else ""),
+        f"{checkpoint.name}: {difference}, compared with the model",
         "build the model whose checkpoints were merged",
     )

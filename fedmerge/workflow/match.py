@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -11,11 +11,12 @@ import numpy as np
 from fedmerge.checkpoint import Checkpoint, check_output
 from fedmerge.errors import ArchitectureError
 from fedmerge.matching import GroupMatching, SearchOptions
+from fedmerge.types.arrays import IntArray
 from fedmerge.types.assignments import Assignment
 from fedmerge.types.clients import Client
 from fedmerge.types.plans import Plan, equal_widths
 from fedmerge.types.progress import Progress, silent
-from fedmerge.units import TieBreaker
+from fedmerge.units import Averaging, TieBreaker
 from fedmerge.workflow.clients import (
     Source,
     align_names,
@@ -26,7 +27,7 @@ from fedmerge.workflow.clients import (
 )
 from fedmerge.workflow.layers import Problem, Solution, solve
 from fedmerge.workflow.merge import Merge, averaging_for
-from fedmerge.workflow.options import MatchOptions, dials_for
+from fedmerge.workflow.options import Dials, MatchOptions, dials_for
 from fedmerge.workflow.plans import plan_clients
 from fedmerge.workflow.record import GroupEntry
 
@@ -39,7 +40,15 @@ class Prepared:
     aligned: Sequence[Client]
     plan: Plan
     client_widths: Sequence[Mapping[str, int]]
+    dials: Dials
+    averaging: Averaging
     warnings: tuple[str, ...]
+
+    @property
+    def kept_parameters(self) -> int:
+        """The size of the tensors that are taken from the first client."""
+        infos = (self.aligned[0].tensors[name] for name in self.plan.kept)
+        return sum(info.size for info in infos if info.is_float)
 
 
 def match(
@@ -79,20 +88,27 @@ def prepare(
 ) -> Prepared:
     """Bring clients to one set of names, plan them and check that they fit together."""
     kept = keep_matches(options.keep, clients[0])
-    aligned = align_names(clients, by_order=options.match_by_order, kept=kept)
+    aligned = align_names(clients, by_order=options.match_by_order, keep=options.keep)
     planned, client_widths = plan_clients(aligned, options.chain, given=plan, kept=kept)
     if options.dtype is None:
         check_dtypes(aligned, planned.tensors)
-    warnings = (*_same_files(clients), *_different_buffers(aligned))
-    return Prepared(clients, aligned, planned, client_widths, warnings)
+    dials = dials_for(options, planned)
+    return Prepared(
+        clients=clients,
+        aligned=aligned,
+        plan=planned,
+        client_widths=client_widths,
+        dials=dials,
+        averaging=averaging_for(options, dials, planned, clients),
+        warnings=(*_same_files(clients), *_different_buffers(aligned)),
+    )
 
 
 def merge_prepared(
     prepared: Prepared, options: MatchOptions, *, device: str, progress: Progress
 ) -> Merge:
     """Match every group, and decide the global model from the assignments."""
-    dials = dials_for(options, prepared.plan)
-    averaging = averaging_for(options, dials, prepared.plan, prepared.clients)
+    dials = prepared.dials
     problem = Problem(
         clients=prepared.aligned,
         plan=prepared.plan,
@@ -103,29 +119,47 @@ def merge_prepared(
         ),
         ties=TieBreaker(scale=options.tie_breaker),
         seed=options.seed,
-        kept_parameters=kept_parameters(prepared),
+        kept_parameters=prepared.kept_parameters,
     )
     solution = _line_up(prepared) if options.method == "average" else solve(problem, progress)
     matched = {group: matching.width for group, matching in solution.matchings.items()}
     widths = equal_widths(matched, prepared.plan.same_width)
+    assignments = {
+        client.name: {g: m.assignments[number].indices for g, m in solution.matchings.items()}
+        for number, client in enumerate(prepared.clients)
+    }
+    entries = (_entry(g, m, widths[g]) for g, m in solution.matchings.items())
+    if options.method == "average":  # nothing was compared
+        entries = (replace(entry, scatter=None) for entry in entries)
+    groups = tuple(entries)
+    return decide(prepared, options, widths, assignments, groups, width_limit=solution.limit)
+
+
+def decide(
+    prepared: Prepared,
+    options: MatchOptions,
+    widths: Mapping[str, int],
+    assignments: Mapping[str, Mapping[str, IntArray]],
+    groups: tuple[GroupEntry, ...],
+    *,
+    width_limit: float | None,
+) -> Merge:
+    """Return the merge that these assignments (client → group → global units) mean."""
     return Merge(
         clients=prepared.clients,
         aligned=prepared.aligned,
         plan=prepared.plan,
         options=options,
-        dials=dials,
+        dials=prepared.dials,
         client_widths=prepared.client_widths,
         widths=widths,
         placements=[
-            {
-                g: Assignment(m.assignments[number].indices, widths[g])
-                for g, m in solution.matchings.items()
-            }
-            for number in range(len(prepared.clients))
+            {g: Assignment(units, widths[g]) for g, units in assignments[client.name].items()}
+            for client in prepared.clients
         ],
-        averaging=averaging,
-        groups=tuple(_entry(g, m, widths[g]) for g, m in solution.matchings.items()),
-        width_limit=solution.limit,
+        averaging=prepared.averaging,
+        groups=groups,
+        width_limit=width_limit,
         warnings=prepared.warnings,
     )
 
@@ -157,12 +191,6 @@ def _entry(name: str, matching: GroupMatching, width: int) -> GroupEntry:
         match_rate=matching.match_rate,
         scatter=matching.scatter,
     )
-
-
-def kept_parameters(prepared: Prepared) -> int:
-    """Return the size of the tensors that are taken from the first client."""
-    infos = (prepared.aligned[0].tensors[name] for name in prepared.plan.kept)
-    return sum(info.size for info in infos if info.is_float)
 
 
 def _same_files(clients: Sequence[Checkpoint]) -> list[str]:

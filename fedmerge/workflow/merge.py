@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from fedmerge.types.layouts import axis_size
 from fedmerge.types.plans import Plan
 from fedmerge.units import Averaging, Placement, average_tensor
 from fedmerge.workflow.options import Dials, MatchOptions, options_to_json
-from fedmerge.workflow.record import FORMAT, GroupEntry, source_entry
+from fedmerge.workflow.record import FORMAT, GroupEntry, SourceEntry, source_entry
 
 
 @dataclass(frozen=True)
@@ -69,7 +70,12 @@ class Merge:
             "warnings": list(self.warnings),
         }
 
-    @property
+    @cached_property
+    def sources(self) -> list[SourceEntry]:
+        """What the record says of the clients; their files are read once for it."""
+        return [source_entry(client) for client in self.clients]
+
+    @cached_property
     def tensors(self) -> dict[str, TensorInfo]:
         """Shape and dtype of every global tensor, by the first client's normalised names."""
         return {name: self._info(name, info) for name, info in self.aligned[0].tensors.items()}
@@ -125,7 +131,7 @@ class Merge:
             "fedmerge": __version__,
             "format": FORMAT,
             "options": options_to_json(self.options, self.dials),
-            "sources": [vars(source_entry(client)) for client in self.clients],
+            "sources": [vars(source) for source in self.sources],
             "plan": plan_to_json(self.plan),
             "width_limit": self.width_limit,
             "parameters": self.parameters(self.widths),

@@ -174,12 +174,15 @@ def _check_dials(options: MatchOptions) -> None:
         raise UsageError(f"--match-threshold and {why} exclude each other")
     if fixed and options.max_growth not in (None, "none", 1):
         raise UsageError(
-            f"--max-growth {options.max_growth} searches for a threshold, which {why} fixes",
-            "use --max-growth 1 (a hard limit) or none with it",
+            f"--max-growth {options.max_growth} and {why} exclude each other",
+            "use --max-growth 1 or none with it",
         )
 
 
-def _number(low: float, high: float = float("inf")) -> Callable[[Any], bool]:
+LARGEST = 1e100  # of any number: sums and squares of such numbers stay finite
+
+
+def _number(low: float, high: float = LARGEST) -> Callable[[Any], bool]:
     def check(value: Any) -> bool:
         return isinstance(value, int | float) and type(value) is not bool and low <= value <= high
 
@@ -187,7 +190,13 @@ def _number(low: float, high: float = float("inf")) -> Callable[[Any], bool]:
 
 
 def _positive(value: Any) -> bool:
-    return isinstance(value, int | float) and type(value) is not bool and 0 < value < float("inf")
+    return _number(0)(value) and value > 0
+
+
+def _counts(value: Any) -> bool:
+    return isinstance(value, Mapping) and all(
+        isinstance(row, list | tuple) and all(map(_number(0), row)) for row in value.values()
+    )
 
 
 def _whole(low: int) -> Callable[[Any], bool]:
@@ -215,6 +224,7 @@ _RULES: Mapping[str, tuple[Callable[[Any], bool], str]] = {
         lambda w: isinstance(w, Mapping) and all(map(_positive, w.values())),
         "a positive number per client",
     ),
+    "class_counts": (_counts, '{"name": [count per class, …]}, no count negative'),
     "dtype": _one_of(*FLOAT_DTYPES),
     "flatten": (_whole(1), "a whole number from 1"),
     "weights": _one_of("raw", "ema"),

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from fedmerge.errors import ArchitectureError
+from fedmerge.errors import ArchitectureError, UsageError
 from fedmerge.graph import ChainOptions, keep_tensors, plan_chain, plan_from_json, solve_widths
 from fedmerge.types.clients import Client
 from fedmerge.types.plans import Plan
@@ -16,10 +16,8 @@ def read_plan(path: Path) -> Plan:
     """Read a plan that was written by `fedmerge plan -o` or by hand."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise ArchitectureError(f"{path.name}: the plan can't be read ({error})") from None
-    except json.JSONDecodeError as error:
-        raise ArchitectureError(f"{path.name}: the plan is no JSON ({error})") from None
+    except (OSError, ValueError) as error:
+        raise UsageError(f"--plan {path.name} can't be read: {error}") from None
     return plan_from_json(value)
 
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from fedmerge.graph import count_parameters
-from fedmerge.types.plans import equal_widths
-from fedmerge.workflow.match import Prepared, kept_parameters
-from fedmerge.workflow.options import MatchOptions, dials_for
+from fedmerge.types.layouts import axis_size
+from fedmerge.types.plans import Plan, TensorPlan, equal_widths
+from fedmerge.workflow.match import Prepared
+from fedmerge.workflow.options import MatchOptions
 
 
 @dataclass(frozen=True)
@@ -39,36 +42,48 @@ class Prediction:
 
 def predict(prepared: Prepared, options: MatchOptions) -> Prediction:
     """Return the sizes that a merge of these clients may reach."""
-    budget = dials_for(options, prepared.plan).max_growth
+    budget = prepared.dials.max_growth
     grows = options.method == "fedma" and budget != 1
     groups = []
     for group in prepared.plan.groups:
         widths = tuple(own[group.name] for own in prepared.client_widths)
         most = sum(widths) if grows and group.can_grow else max(widths)
         groups.append(GroupPrediction(group.name, widths, max(widths), most))
-    kept = kept_parameters(prepared)
-    ties = prepared.plan.same_width
-    fewest = kept + count_parameters(
-        prepared.plan, equal_widths({g.name: g.narrowest for g in groups}, ties)
-    )
-    most = kept + count_parameters(
-        prepared.plan, equal_widths({g.name: g.widest for g in groups}, ties)
-    )
+    narrow, wide = {g.name: g.narrowest for g in groups}, {g.name: g.widest for g in groups}
+    fewest, most = _parameters(prepared, narrow), _parameters(prepared, wide)
     if grows and budget is not None:
         most = max(fewest, min(most, int(budget * fewest)))
     return Prediction(
         groups=tuple(groups),
         fewest_parameters=fewest,
         most_parameters=most,
-        memory=4 * most + _largest_group_bytes(prepared),
+        memory=4 * most + _largest_group_bytes(prepared, narrow),
         read=sum(client.size for client in prepared.clients),
     )
 
 
-def _largest_group_bytes(prepared: Prepared) -> int:
-    """Return the size in float32 of all clients' tensors that produce one group, at its largest."""
+def _parameters(prepared: Prepared, widths: Mapping[str, int]) -> int:
+    tied = equal_widths(widths, prepared.plan.same_width)
+    return prepared.kept_parameters + count_parameters(prepared.plan, tied)
+
+
+def _largest_group_bytes(prepared: Prepared, widths: Mapping[str, int]) -> int:
+    """Return what matching one group holds, at its largest: all clients' units, and the global.
+
+    Features are float32 in the global layout, sums over clients float64.
+    """
     sizes = [0]
     for group in prepared.plan.groups:
-        producing = [n for n, t in prepared.plan.tensors.items() if group.name in t.produces]
-        sizes.append(sum(c.tensors[name].size for c in prepared.aligned for name in producing))
-    return 4 * max(sizes)
+        features = sum(_features(t, widths) for t in _producers(prepared.plan, group.name))
+        units = sum(own[group.name] for own in prepared.client_widths)
+        sizes.append(features * (4 * units + 8 * 2 * widths[group.name]))
+    return max(sizes)
+
+
+def _producers(plan: Plan, group: str) -> list[TensorPlan]:
+    return [t for t in plan.tensors.values() if group in t.produces and t.role != "pointwise"]
+
+
+def _features(tensor: TensorPlan, widths: Mapping[str, int]) -> int:
+    """Return how many numbers of a tensor belong to one position of its out axis."""
+    return math.prod(axis_size(a, widths) for k, a in enumerate(tensor.axes) if k != tensor.out)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from fedmerge.checkpoint import Checkpoint
-from fedmerge.errors import CheckpointError, FedmergeError
+from fedmerge.errors import ArchitectureError, CheckpointError, UsageError
 from fedmerge.graph import plan_from_json
 from fedmerge.types.arrays import IntArray
 from fedmerge.types.plans import Plan
@@ -27,7 +27,7 @@ class GroupEntry:
     width: int  # global units
     padding: int  # of these, units of no client that keep recurrent layers equally wide
     match_rate: float  # share of the clients' units whose global unit has another owner
-    scatter: float  # squared distance of the units to their mean ÷ squared norm, 0 for copies
+    scatter: float | None  # squared distance of units to their mean ÷ squared norm, 0 for copies
 
     def to_json(self) -> dict[str, Any]:
         """Return the entry as JSON values."""
@@ -51,8 +51,9 @@ class MergeRecord:
     options: MatchOptions
     sources: tuple[SourceEntry, ...]
     plan: Plan
-    widths: Mapping[str, int]
-    padding: Mapping[str, int]
+    groups: tuple[GroupEntry, ...]
+    parameters: int
+    growth: float
     assignments: Mapping[str, Mapping[str, IntArray]]  # client → group → (units,)
     tensors: Mapping[str, str]  # written name → SHA-256
 
@@ -63,34 +64,42 @@ def source_entry(client: Checkpoint) -> SourceEntry:
     return SourceEntry(client.name, file, client.sha256(), client.size)
 
 
-def is_record(value: object) -> bool:
-    """Return whether JSON values are a merge record."""
-    return isinstance(value, dict) and {"fedmerge", "options", "sources", "plan"} <= value.keys()
-
-
 def record_from_json(value: Any, *, source: str) -> MergeRecord:
     """Return the record that JSON values describe, or say that it is damaged."""
     try:
-        if value["format"] != FORMAT:
-            raise CheckpointError(
-                f"{source}: its merge record has format {value['format']}, expected {FORMAT}",
-                f"it was written by fedmerge {value['fedmerge']}",
-            )
+        _check_format(value, source)
         return MergeRecord(
             options=options_from_json(value["options"]),
             sources=tuple(SourceEntry(**entry) for entry in value["sources"]),
             plan=plan_from_json(value["plan"]),
-            widths={group["name"]: int(group["width"]) for group in value["groups"]},
-            padding={group["name"]: int(group["padding"]) for group in value["groups"]},
+            groups=tuple(_group_entry(group) for group in value["groups"]),
+            parameters=int(value["parameters"]),
+            growth=float(value["growth"]),
             assignments=_assignments(value["assignments"]),
             tensors=dict(value["tensors"]),
         )
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        problem = f"{source}: its merge record is damaged ({type(error).__name__}: {error})"
-        raise CheckpointError(problem, "merge again from the clients") from None
-    except FedmergeError as error:
-        problem = f"{source}: its merge record is damaged ({error.problem})"
-        raise CheckpointError(problem, "merge again from the clients") from None
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+        reason = f"{type(error).__name__}: {error}"
+    except (UsageError, ArchitectureError) as error:
+        reason = error.problem
+    raise CheckpointError(
+        f"{source}: its merge record is damaged ({reason})", "merge again from the clients"
+    )
+
+
+def _check_format(value: Any, source: str) -> None:
+    if value["format"] != FORMAT:
+        raise CheckpointError(
+            f"{source}: its merge record has format {value['format']}, expected {FORMAT}",
+            f"it was written by fedmerge {value['fedmerge']}",
+        )
+
+
+def _group_entry(value: Mapping[str, Any]) -> GroupEntry:
+    entry = GroupEntry(**{**value, "client_widths": tuple(value["client_widths"])})
+    if not all(type(n) is int for n in (*entry.client_widths, entry.width, entry.padding)):
+        raise ValueError(f"group {entry.name} has a width that is no whole number")
+    return entry
 
 
 def _assignments(

@@ -6,8 +6,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-
 from fedmerge.checkpoint import (
     Checkpoint,
     array_digest,
@@ -17,13 +15,10 @@ from fedmerge.checkpoint import (
 )
 from fedmerge.errors import FedmergeError
 from fedmerge.graph import solve_widths
-from fedmerge.types.assignments import Assignment
 from fedmerge.types.progress import Progress, silent
 from fedmerge.workflow.clients import open_clients
-from fedmerge.workflow.match import prepare
-from fedmerge.workflow.merge import Merge, averaging_for
-from fedmerge.workflow.options import dials_for
-from fedmerge.workflow.record import MergeRecord, record_from_json
+from fedmerge.workflow.match import decide, prepare
+from fedmerge.workflow.record import GroupEntry, MergeRecord, record_from_json
 
 
 @dataclass(frozen=True)
@@ -52,16 +47,17 @@ def verify(
         *_shape_differences(checkpoint, record),
         *_assignment_differences(record),
     ]
-    if sources and not differences:
+    recompute = bool(sources) and not differences
+    if recompute:
         differences += _client_differences(record, expand_paths(sources), progress)
-    recomputed = len(record.sources) if sources else 0
+    recomputed = len(record.sources) if recompute and not differences else 0
     return Verification(len(record.tensors), recomputed, tuple(differences))
 
 
 def _tensor_differences(checkpoint: Checkpoint, record: MergeRecord) -> Iterator[str]:
     """Compare the tensors' hashes."""
     written = {checkpoint.output_name(name): name for name in checkpoint.tensors}
-    for name in record.tensors.keys() - written.keys():
+    for name in (name for name in record.tensors if name not in written):
         yield f"tensor '{name}' of the record is not in the file"
     for name, own_name in written.items():
         if name not in record.tensors:
@@ -78,90 +74,96 @@ def _shape_differences(checkpoint: Checkpoint, record: MergeRecord) -> Iterator[
     except FedmergeError as error:
         yield error.problem
         return
-    for group, width in record.widths.items():
-        if widths.get(group) != width:
-            yield f"group '{group}' is {widths.get(group)} wide in the file, {width} in the record"
+    for entry in record.groups:
+        if widths.get(entry.name) != entry.width:
+            found = widths.get(entry.name)
+            yield f"group '{entry.name}' is {found} wide in the file, {entry.width} in the record"
 
 
 def _assignment_differences(record: MergeRecord) -> Iterator[str]:
     """Check that assignments are injective, in range, and together cover every global unit."""
     names = [source.name for source in record.sources]
-    if set(record.assignments) != set(names):
+    groups = [group.name for group in record.plan.groups]
+    if sorted(record.assignments) != sorted(names):
         yield "the record's assignments and sources name different clients"
         return
-    for group in (group.name for group in record.plan.groups):
-        if group not in record.widths:
-            yield f"group '{group}' has no recorded width"
-            continue
-        matched = record.widths[group] - record.padding[group]
-        covered: set[int] = set()
-        for name in names:
-            units = record.assignments[name].get(group, np.empty(0, dtype=np.int64)).tolist()
-            where = f"{name}'s assignment of group '{group}'"
-            if not units:
-                yield f"{where} is missing"
-            if len(set(units)) < len(units):
-                yield f"{where} gives two units the same global unit"
-            if not all(0 <= unit < matched for unit in units):
-                yield f"{where} leaves the range of 0 to {matched - 1}"
-            covered |= set(units)
-        if missing := set(range(matched)) - covered:
-            yield f"global unit {min(missing)} of group '{group}' belongs to no client"
+    listed = {"the record's widths": [entry.name for entry in record.groups]}
+    listed |= {f"{name}'s assignments": list(record.assignments[name]) for name in names}
+    for what, found in listed.items():
+        if sorted(found) != sorted(groups):
+            odd = [*sorted(set(groups).symmetric_difference(found)), *found][0]
+            how = "missing" if odd not in found else "unknown or there twice"
+            yield f"{what} are not those of the plan's groups: '{odd}' is {how}"
+            return
+    for entry in record.groups:
+        yield from _group_differences(record, entry, names)
+
+
+def _group_differences(
+    record: MergeRecord, entry: GroupEntry, names: Sequence[str]
+) -> Iterator[str]:
+    matched = entry.width - entry.padding
+    covered: set[int] = set()
+    for name, width in zip(names, entry.client_widths, strict=False):
+        units = record.assignments[name][entry.name].tolist()
+        where = f"{name}'s assignment of group '{entry.name}'"
+        if len(units) != width:
+            yield f"{where} has {len(units)} units, its recorded width is {width}"
+        if len(set(units)) < len(units):
+            yield f"{where} gives two units the same global unit"
+        if not all(0 <= unit < matched for unit in units):
+            yield f"{where} leaves the range of 0 to {matched - 1}"
+        covered |= set(units)
+    if len(entry.client_widths) != len(names):
+        yield f"group '{entry.name}' has {len(entry.client_widths)} recorded widths"
+    if missing := set(range(matched)) - covered:
+        yield f"global unit {min(missing)} of group '{entry.name}' belongs to no client"
 
 
 def _client_differences(
     record: MergeRecord, sources: Sequence[Path], progress: Progress
 ) -> list[str]:
     """Recompute every global tensor from the clients and compare the hashes."""
-    clients = {client.sha256(): client for client in open_clients(sources, record.options.reading)}
-    expected = [source.sha256 for source in record.sources]
-    differences = [
-        f"{client.path.name if client.path else client.name} is none of the recorded clients"
-        for digest, client in clients.items()
-        if digest not in expected
-    ]
-    differences += [
-        f"client {source.name} ({source.file}) is not among the given files"
-        for source in record.sources
-        if source.sha256 not in clients
-    ]
-    if differences:
-        return differences
-    return list(_recomputed_differences(record, clients, progress))
+    try:
+        found = open_clients(sources, record.options.reading)
+        clients = {client.sha256(): client for client in found}
+        differences = list(_source_differences(record, clients))
+        return differences or list(_recomputed_differences(record, clients, progress))
+    except FedmergeError as error:
+        return [f"the clients do not fit the record: {error.problem}"]
+
+
+def _source_differences(record: MergeRecord, clients: Mapping[str, Checkpoint]) -> Iterator[str]:
+    expected = {source.sha256 for source in record.sources}
+    for digest, client in clients.items():
+        if digest not in expected:
+            file = client.path.name if client.path else client.name
+            yield f"{file} is none of the recorded clients"
+    for source in record.sources:
+        if source.sha256 not in clients:
+            yield f"client {source.name} ({source.file}) is not among the given files"
+        elif (size := clients[source.sha256].size) != source.size:
+            yield f"client {source.name} has {size} bytes, {source.size} are recorded"
 
 
 def _recomputed_differences(
     record: MergeRecord, clients: Mapping[str, Checkpoint], progress: Progress
 ) -> Iterator[str]:
-    merge = _replay(record, [clients[source.sha256] for source in record.sources])
+    ordered = [clients[source.sha256].renamed(source.name) for source in record.sources]
+    prepared = prepare(ordered, record.options, plan=record.plan)
+    for entry in record.groups:
+        own = tuple(widths.get(entry.name) for widths in prepared.client_widths)
+        if own != entry.client_widths:
+            yield f"group '{entry.name}' has other widths with the recorded options and clients"
+            return
+    widths = {entry.name: entry.width for entry in record.groups}
+    merge = decide(
+        prepared, record.options, widths, record.assignments, record.groups, width_limit=None
+    )
+    if (merge.parameters(widths), merge.growth) != (record.parameters, record.growth):
+        yield "the recorded parameters or growth are not those of the recorded widths"
     for number, (name, info) in enumerate(merge.tensors.items()):
         progress("recomputing", number, len(merge.tensors))
         written = merge.clients[0].output_name(name)
         if array_digest(merge.read(name), info.dtype) != record.tensors[written]:
             yield f"tensor '{written}' is not what its clients and assignments give"
-
-
-def _replay(record: MergeRecord, clients: Sequence[Checkpoint]) -> Merge:
-    """Return the merge that the record describes, on the given clients."""
-    prepared = prepare(clients, record.options, plan=record.plan)
-    dials = dials_for(record.options, prepared.plan)
-    named = [
-        client.renamed(source.name) for client, source in zip(clients, record.sources, strict=True)
-    ]
-    return Merge(
-        clients=named,
-        aligned=prepared.aligned,
-        plan=prepared.plan,
-        options=record.options,
-        dials=dials,
-        client_widths=prepared.client_widths,
-        widths=record.widths,
-        placements=[
-            {g: Assignment(i, record.widths[g]) for g, i in record.assignments[source.name].items()}
-            for source in record.sources
-        ],
-        averaging=averaging_for(record.options, dials, prepared.plan, named),
-        groups=(),
-        width_limit=None,
-        warnings=(),
-    )

@@ -54,19 +54,19 @@ class Cli:
 
     capsys: pytest.CaptureFixture[str]
 
-    def __call__(self, *arguments: str | Path) -> Outcome:
+    def __call__(self, *arguments: object) -> Outcome:
         self.capsys.readouterr()
         code = run([str(argument) for argument in arguments])
         captured = self.capsys.readouterr()
         return Outcome(code, captured.out, captured.err)
 
-    def done(self, *arguments: str | Path) -> Outcome:
+    def done(self, *arguments: object) -> Outcome:
         """Run a command that must succeed."""
         outcome = self(*arguments)
         assert outcome.code == 0, outcome.err
         return outcome
 
-    def refused(self, *arguments: str | Path, code: int, says: Sequence[str] = ()) -> Outcome:
+    def refused(self, *arguments: object, code: int, says: Sequence[str] = ()) -> Outcome:
         """Run a command that must fail with one error line, at most one hint, and no result."""
         outcome = self(*arguments)
         assert outcome.code == code, outcome
@@ -90,7 +90,7 @@ def error_lines(err: str) -> list[str]:
 
 
 def process(
-    *arguments: str | Path, cwd: Path | None = None, env: Mapping[str, str] | None = None
+    *arguments: object, cwd: Path | None = None, env: Mapping[str, str] | None = None
 ) -> Outcome:
     """Run a command as a user does, as a process of its own."""
     done = subprocess.run(

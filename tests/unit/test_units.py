@@ -80,7 +80,7 @@ def test_features_are_incoming_weights_in_the_global_layout_and_the_bias() -> No
 def test_ties_are_outgoing_weights_in_ascending_order() -> None:
     one = client(0)
     units = gather_units(one, PLAN, "h", widths=WIDTHS, placed={"c": placed(2, 0, 1)},
-                         ties=TieBreaker(scale=0.5))  # fmt: skip
+                         ties=TieBreaker(scale=0.5, count=2))  # fmt: skip
     np.testing.assert_array_equal(units.ties, 0.5 * np.sort(one.arrays["out"].T, axis=1))
     limited = gather_units(one, PLAN, "c", widths=WIDTHS, placed={}, ties=TieBreaker(1.0, 3))
     outgoing = np.sort(one.arrays["fc"].reshape(3, 2, 2).transpose(1, 0, 2).reshape(2, 6), axis=1)
@@ -113,7 +113,7 @@ def test_recurrent_features_are_the_gates_rows_side_by_side() -> None:
     )
     arrays = {"ih": np.arange(12.0).reshape(4, 3), "hh": np.arange(8.0).reshape(4, 2)}
     units = gather_units(
-        ArrayClient(arrays), plan, "h", widths={"h": 2}, placed={}, ties=TieBreaker(1.0)
+        ArrayClient(arrays), plan, "h", widths={"h": 2}, placed={}, ties=TieBreaker(1.0, 4)
     )
     np.testing.assert_array_equal(units.weights[1], [3, 4, 5, 9, 10, 11])
     np.testing.assert_array_equal(units.ties[1], [2, 3, 6, 7, 1, 3, 5, 7])  # rows, then columns

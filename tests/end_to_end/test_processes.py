@@ -1,0 +1,186 @@
+"""Real processes: killed while they write, and started only to answer --help."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.end_to_end.helpers import Cli, error_lines, process, save_all
+
+ROOT = Path(__file__).parents[2]
+OPTIONS = ("--max-growth", "1", "--threads", "1")
+
+
+@pytest.fixture
+def large(tmp_path: Path) -> list[Path]:
+    """Two clients that take long enough to write that a signal can hit the middle."""
+    states = []
+    for seed in range(2):
+        torch.manual_seed(seed)
+        states.append({"fc1.weight": torch.randn(30, 40_000), "fc2.weight": torch.randn(3, 30)})
+    return save_all(states, tmp_path / "in")
+
+
+def _moments(folder: Path) -> Iterator[bool]:
+    """Yield whether hidden files are there, every half millisecond."""
+    while True:
+        yield any(path.name.startswith(".") for path in folder.iterdir())
+        time.sleep(0.0005)
+
+
+def _kill_while_writing(command: list[str], folder: Path, delay: float) -> int:
+    """Start a command, kill it some time after its first hidden file, return its exit code."""
+    running = subprocess.Popen(
+        [sys.executable, "-m", "fedmerge", *command],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    for writing in _moments(folder):
+        if writing or running.poll() is not None:
+            break
+    time.sleep(delay)
+    running.kill()
+    return running.wait(timeout=30)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no SIGKILL there")
+@pytest.mark.parametrize(
+    ("suffix", "delays"), [(".pt", (0.0, 0.004, 0.015)), (".safetensors", (0.002, 0.01))]
+)
+def test_a_killed_merge_leaves_the_old_file_or_the_new_one(
+    suffix: str, delays: tuple[float, ...], large: list[Path], tmp_path: Path, cli: Cli
+) -> None:
+    out, old, new = tmp_path / "out", tmp_path / f"old{suffix}", tmp_path / f"new{suffix}"
+    cli.done("match", *large, "-o", old, "--method", "average")
+    cli.done("match", *large, "-o", new, *OPTIONS)
+    assert old.read_bytes() != new.read_bytes()
+    output = out / f"global{suffix}"
+    codes, verified = [], []
+    for delay in delays:
+        shutil.rmtree(out, ignore_errors=True)
+        out.mkdir()
+        for path in tmp_path.glob(f"old{suffix}*"):
+            shutil.copy(path, out / path.name.replace("old", "global"))
+        command = ["match", *map(str, large), "-o", str(output), *OPTIONS, "--force"]
+        codes.append(_kill_while_writing(command, out, delay))
+        assert output.read_bytes() in (old.read_bytes(), new.read_bytes())
+        outcome = cli("verify", output, *large)
+        assert "Traceback" not in outcome.err
+        assert outcome.code == 0 or "differs from its recorded SHA-256" in outcome.err
+        verified.append(outcome.code)
+    assert -signal.SIGKILL in codes
+    assert set(verified) <= {0, 1}
+    cli.done("match", *large, "-o", output, *OPTIONS, "--force")
+    assert output.read_bytes() == new.read_bytes()
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="other signals there")
+@pytest.mark.parametrize(("suffix", "delay"), [(".pt", 0.0), (".pt", 0.003), (".safetensors", 0.0)])
+def test_an_interrupted_process_exits_130_and_cleans_up(
+    suffix: str, delay: float, large: list[Path], tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    out.mkdir()
+    command = ["match", *map(str, large), "-o", str(out / f"global{suffix}"), *OPTIONS]
+    running = subprocess.Popen(
+        [sys.executable, "-m", "fedmerge", *command],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    for writing in _moments(out):
+        if writing or running.poll() is not None:
+            break
+    time.sleep(delay)
+    running.send_signal(signal.SIGINT)
+    _, err = running.communicate(timeout=30)
+    assert "Traceback" not in err
+    left = {path.name for path in out.iterdir()}
+    if f"global{suffix}" in left:  # the signal came after the last rename
+        assert not [name for name in left if name.startswith(".")]
+    else:
+        assert running.returncode == 130
+        assert left == set()
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no limits there")
+@pytest.mark.parametrize("suffix", [".pt", ".safetensors"])
+def test_a_full_disk_is_one_clear_line_and_leaves_nothing(
+    suffix: str, large: list[Path], tmp_path: Path, cli: Cli
+) -> None:
+    """A limit on the size of files stands in for the full disk."""
+    import resource
+
+    before = set(tmp_path.rglob("*"))
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, limits[1]))
+    try:
+        outcome = cli("match", *large, "-o", tmp_path / f"global{suffix}", *OPTIONS)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert outcome.code == 1
+    assert f"global{suffix}" in error_lines(outcome.err)[0]
+    assert set(tmp_path.rglob("*")) == before
+
+
+_LOADED = """
+import sys
+from fedmerge.cli.boundary import run
+code = run(sys.argv[1:])
+heavy = {"torch", "numpy", "scipy", "safetensors", "yaml"} & set(sys.modules)
+print(code, sorted(heavy), file=sys.stderr)
+"""
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--version"], ["--help"], ["match", "--help"], ["match", "--wrong"]]
+)
+def test_help_and_version_load_no_heavy_library(arguments: list[str]) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", _LOADED, *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=ROOT,
+        timeout=30,
+    )
+    code = 2 if "--wrong" in arguments else 0
+    assert done.stderr.splitlines()[-1] == f"{code} []"
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no times of children there")
+def test_help_answers_at_once() -> None:
+    """0.3 s are promised: processor time, for this machine may be busy with other tests."""
+    spent = []
+    for _ in range(3):
+        before = os.times()
+        assert process("--version", cwd=ROOT).out.startswith("fedmerge ")
+        after = os.times()
+        spent.append(after.children_user - before.children_user)
+    assert min(spent) < 0.3
+
+
+def test_a_reader_that_goes_away_gets_no_traceback(large: list[Path]) -> None:
+    running = subprocess.Popen(
+        [sys.executable, "-m", "fedmerge", "inspect", *map(str, large)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        cwd=ROOT,
+    )
+    assert running.stdout is not None
+    assert running.stderr is not None
+    running.stdout.close()
+    err = running.stderr.read()
+    running.stderr.close()
+    running.wait(timeout=30)
+    assert b"Traceback" not in err
+    assert b"Exception ignored" not in err

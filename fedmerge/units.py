@@ -154,6 +154,16 @@ def _norm_scale(client: Client, norm: Norm) -> FloatArray:
     return np.asarray(scale / np.sqrt(client.read(norm.variance) + norm.eps))
 
 
+def place_tensor(
+    values: FloatArray, tensor: TensorPlan, placement: Placement, widths: Widths
+) -> FloatArray:
+    """Return a client's tensor in the global layout, zero where it owns nothing."""
+    placed = np.zeros(tuple(axis_size(layout, widths) for layout in tensor.axes))
+    maps = [index_map(layout, _targets(placement), widths) for layout in tensor.axes]
+    _add(placed, maps, np.asarray(values, dtype=np.float64))
+    return np.asarray(placed, dtype=values.dtype)
+
+
 @dataclass(frozen=True)
 class Averaging:
     """How much each client counts.

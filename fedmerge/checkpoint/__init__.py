@@ -6,7 +6,7 @@ from fedmerge.checkpoint._output import OUTPUT_SUFFIXES, check_output, check_tar
 from fedmerge.checkpoint._paths import MODEL_SUFFIXES, client_names, expand_paths
 from fedmerge.checkpoint._record import read_record, readable, record_path
 from fedmerge.checkpoint._tensors import array_digest, to_torch
-from fedmerge.checkpoint._write import write_model, write_text
+from fedmerge.checkpoint._write import write_bytes, write_model, write_text
 
 __all__ = [
     "MODEL_SUFFIXES",
@@ -24,6 +24,7 @@ __all__ = [
     "readable",
     "record_path",
     "to_torch",
+    "write_bytes",
     "write_model",
     "write_text",
 ]

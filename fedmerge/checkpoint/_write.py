@@ -81,8 +81,13 @@ def write_model(
 
 def write_text(path: str | Path, text: str) -> None:
     """Write a text file whole or not at all, in place of an older one."""
+    write_bytes(path, text.encode())
+
+
+def write_bytes(path: str | Path, content: bytes) -> None:
+    """Write a file whole or not at all, in place of an older one."""
     with _writing(Path(path)), staging() as stage:
-        stage.create(Path(path)).write(text.encode())
+        stage.create(Path(path)).write(content)
         stage.commit()
 
 

@@ -62,6 +62,11 @@ def match(
     class_counts: opt.ClassCounts = None,
     keep: opt.Keep = None,
     plan: opt.PlanFile = None,
+    model: opt.Model = None,
+    model_arg: opt.ModelArg = None,
+    input_shape: opt.InputShape = None,
+    input_dtype: opt.InputDtype = None,
+    state: opt.State = None,
     flatten: opt.Flatten = None,
     assume_chain: opt.AssumeChain = False,
     match_by_order: opt.MatchByOrder = False,
@@ -90,6 +95,11 @@ def plan(
     force: opt.Force = False,
     keep: opt.Keep = None,
     plan: opt.PlanFile = None,
+    model: opt.Model = None,
+    model_arg: opt.ModelArg = None,
+    input_shape: opt.InputShape = None,
+    input_dtype: opt.InputDtype = None,
+    state: opt.State = None,
     flatten: opt.Flatten = None,
     assume_chain: opt.AssumeChain = False,
     match_by_order: opt.MatchByOrder = False,
@@ -131,14 +141,20 @@ def inspect(
 def verify(
     merged: opt.Merged,
     clients: opt.OptionalClients = None,
+    model: opt.Model = None,
+    model_arg: opt.ModelArg = None,
+    input_shape: opt.InputShape = None,
+    input_dtype: opt.InputDtype = None,
+    state: opt.State = None,
     json: opt.Json = False,
     quiet: opt.Quiet = False,
     verbose: opt.Verbose = False,
 ) -> None:
     """Check a merged file against its record and, if given, its clients."""
+    given = locals()
     from fedmerge.cli import verify as command
 
-    raise typer.Exit(command.run(merged, clients or [], Terminal(json, quiet, verbose)))
+    raise typer.Exit(command.run(given, Terminal(json, quiet, verbose)))
 
 
 @app.command()
@@ -157,6 +173,28 @@ def convert(
     """Write the state dict found in a file as a plain one."""
     given = locals()
     from fedmerge.cli import convert as command
+
+    command.run(given, Terminal(json, quiet, verbose))
+
+
+@app.command()
+def export(
+    merged: opt.Merged,
+    model: opt.RequiredModel,
+    output: opt.Output,
+    format: opt.Format = "pt2",
+    model_arg: opt.ModelArg = None,
+    input_shape: opt.InputShape = None,
+    input_dtype: opt.InputDtype = None,
+    state: opt.State = None,
+    force: opt.Force = False,
+    json: opt.Json = False,
+    quiet: opt.Quiet = False,
+    verbose: opt.Verbose = False,
+) -> None:
+    """Write a merged model as a file that runs without fedmerge."""
+    given = locals()
+    from fedmerge.cli import export as command
 
     command.run(given, Terminal(json, quiet, verbose))
 

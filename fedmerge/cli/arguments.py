@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import ast
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fedmerge.errors import UsageError
 from fedmerge.graph import plan_from_json
 from fedmerge.types.plans import Plan
 from fedmerge.workflow.options import MatchOptions
 from fedmerge.workflow.plans import read_plan
+
+if TYPE_CHECKING:
+    from fedmerge.workflow.models import ModelCode
 
 
 def match_options(given: Mapping[str, Any]) -> MatchOptions:
@@ -35,6 +39,50 @@ def given_plan(value: str | None) -> Plan | None:
         return plan_from_json(json.loads(value))
     except ValueError as error:
         raise UsageError(f"--plan is no JSON: {error}") from None
+
+
+def model_code(given: Mapping[str, Any]) -> ModelCode | None:
+    """Return the user's model code of --model, if given."""
+    if given["model"] is None:
+        return None
+    from fedmerge.workflow.models import ModelCode
+
+    return ModelCode(
+        factory=given["model"],
+        arguments=dict(_named_value(value) for value in given["model_arg"] or ()),
+        input_shape=_input_shape(given["input_shape"]),
+        input_dtype=given["input_dtype"],
+        state=tuple(_state_pair(value) for value in given["state"] or ()),
+    )
+
+
+def _named_value(text: str) -> tuple[str, Any]:
+    """Return NAME=VALUE as the name and a Python literal, or a string where it is none."""
+    name, equals, value = text.partition("=")
+    if not (name and equals):
+        raise UsageError(f"--model-arg is {text!r}, expected NAME=VALUE, e.g. width=64")
+    try:
+        return name, ast.literal_eval(value)
+    except (ValueError, SyntaxError):
+        return name, value
+
+
+def _input_shape(text: str | None) -> tuple[int, ...] | None:
+    if text is None:
+        return None
+    parts = text.replace("x", ",").replace("×", ",").split(",")
+    if not all(part.strip().isdecimal() and int(part) > 0 for part in parts):
+        raise UsageError(
+            f"--input-shape is {text!r}, expected sizes with the batch, e.g. 1,3,32,32"
+        )
+    return tuple(int(part) for part in parts)
+
+
+def _state_pair(text: str) -> tuple[int, int]:
+    argument, colon, output = text.partition(":")
+    if not (colon and argument.isdecimal() and output.isdecimal()):
+        raise UsageError(f"--state is {text!r}, expected ARGUMENT:OUTPUT counted from 0, e.g. 1:1")
+    return int(argument), int(output)
 
 
 def _same(value: Any) -> Any:

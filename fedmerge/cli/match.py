@@ -10,7 +10,7 @@ from typing import Any
 
 from fedmerge.checkpoint import check_output, record_path
 from fedmerge.cli import show
-from fedmerge.cli.arguments import given_plan, match_options
+from fedmerge.cli.arguments import given_plan, match_options, model_code
 from fedmerge.cli.terminal import Terminal
 from fedmerge.workflow.clients import expand_sources, open_clients
 from fedmerge.workflow.devices import choose_device
@@ -27,7 +27,8 @@ def run(given: Mapping[str, Any], terminal: Terminal) -> None:
     paths = [path for path in expand_sources(given["clients"]) if isinstance(path, Path)]
     if not given["dry_run"]:
         check_output(output, inputs=paths, force=given["force"])
-    prepared = prepare(open_clients(paths, options.reading), options, plan=plan)
+    clients = open_clients(paths, options.reading)
+    prepared = prepare(clients, options, plan=plan, model=model_code(given))
     for client in prepared.clients:
         for note in client.notes:
             terminal.detail(f"{client.name}: {note}")

@@ -82,6 +82,43 @@ PlanFile: TypeAlias = Annotated[
         _ARCH, "Which axis carries which units, as `fedmerge plan -o` writes it.", metavar="FILE"
     ),
 ]
+Model: TypeAlias = Annotated[
+    str | None,
+    _option(
+        _ARCH,
+        "Your model's code: a class or function that returns it. This runs your code.",
+        metavar="FILE.py:NAME|PACKAGE.MODULE:NAME",
+    ),
+]
+RequiredModel: TypeAlias = Annotated[
+    str,
+    _option(
+        _ARCH,
+        "Your model's code: a class or function that returns it. This runs your code.",
+        metavar="FILE.py:NAME|PACKAGE.MODULE:NAME",
+    ),
+]
+ModelArg: TypeAlias = Annotated[
+    list[str] | None,
+    _option(_ARCH, "An argument of the model's factory; repeatable.", metavar="NAME=VALUE"),
+]
+InputShape: TypeAlias = Annotated[
+    str | None,
+    _option(_ARCH, "The model's input (default: from its first layer).", metavar="1,3,32,32"),
+]
+InputDtype: TypeAlias = Annotated[
+    str | None,
+    _option(_ARCH, "The input's dtype; long draws tokens.", metavar="float32|long|…"),
+]
+State: TypeAlias = Annotated[
+    list[str] | None,
+    _option(
+        _ARCH,
+        "Forward's argument I is output J of the call before, counted from 0; repeatable.",
+        metavar="I:J",
+    ),
+]
+Format: TypeAlias = Annotated[str, _option(_OUT, "What to write.", metavar="pt2|onnx")]
 Flatten: TypeAlias = Annotated[
     int | None,
     _option(_ARCH, "Positions per channel where a convolution meets a linear layer.", metavar="K"),

@@ -8,7 +8,7 @@ from typing import Any
 
 from fedmerge.checkpoint import check_targets, expand_paths, readable, write_text
 from fedmerge.cli import show
-from fedmerge.cli.arguments import given_plan, match_options
+from fedmerge.cli.arguments import given_plan, match_options, model_code
 from fedmerge.cli.terminal import Terminal
 from fedmerge.graph import plan_to_json
 from fedmerge.workflow.clients import open_clients
@@ -23,7 +23,8 @@ def run(given: Mapping[str, Any], terminal: Terminal) -> None:
         check_targets([output], inputs=paths, force=given["force"])
     options = match_options(given)
     clients = open_clients(paths, options.reading)
-    prepared = prepare(clients, options, plan=given_plan(given["plan"]))
+    plan = given_plan(given["plan"])
+    prepared = prepare(clients, options, plan=plan, model=model_code(given))
     value = plan_to_json(prepared.plan)
     if output is not None:
         write_text(output, readable(value))

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
+from fedmerge.cli.arguments import model_code
 from fedmerge.cli.terminal import Terminal
-from fedmerge.errors import VerificationError
+from fedmerge.errors import UsageError, VerificationError
 from fedmerge.workflow.verify import verify
 
 
-def run(merged: Path, clients: Sequence[Path], terminal: Terminal) -> int:
+def run(given: Mapping[str, Any], terminal: Terminal) -> int:
     """Show every difference; the exit code is 1 if there is any."""
+    merged: Path = given["merged"]
+    model = model_code(given)
+    if model is not None and not given["clients"]:
+        raise UsageError("--model compares the clients' outputs", "give the clients' files too")
     with terminal.progress() as progress:
-        found = verify(merged, clients, progress=progress)
+        found = verify(merged, given["clients"] or (), model=model, progress=progress)
     terminal.result(
         {
             "ok": found.ok,
@@ -32,6 +38,8 @@ def run(merged: Path, clients: Sequence[Path], terminal: Terminal) -> int:
     )
     if found.recomputed:
         terminal.line(f"recomputed from its {found.recomputed} clients: equal")
+        if model is not None:
+            terminal.line("every client's outputs are the same in the global layout")
     else:
         terminal.line("not recomputed: give the clients' files to do that")
     return 0

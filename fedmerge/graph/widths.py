@@ -1,17 +1,50 @@
 """Widths of a plan's groups from the shapes of one client's tensors."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import reduce
 
 from fedmerge.errors import ArchitectureError
-from fedmerge.types.layouts import Concat, Layout, Pinned, Product, Units, axis_size, groups_in
+from fedmerge.types.layouts import (
+    Concat,
+    Layout,
+    Pinned,
+    Product,
+    Units,
+    axis_size,
+    groups_in,
+    replace_groups,
+)
 from fedmerge.types.plans import Plan
 
 Shapes = Mapping[str, tuple[int, ...]]
 
 
 def solve_widths(plan: Plan, shapes: Shapes, *, source: str) -> dict[str, int]:
-    """Return every group's width in a client, or say which axis of it contradicts the plan."""
+    """Return every group's width in a client, or say which axis of it contradicts the plan.
+
+    Groups that must be equally wide are solved as one: of two halves only the sum may show.
+    """
+    first = {group: tie[0] for tie in plan.same_width for group in tie}
+    solved = _solve_groups(_with_names(plan, first), shapes, source)
+    return {group.name: solved[first.get(group.name, group.name)] for group in plan.groups}
+
+
+def _with_names(plan: Plan, names: Mapping[str, str]) -> Plan:
+    """Return the plan with groups renamed; groups of one name are one."""
+
+    def renamed(group: str) -> Layout:
+        return Units(names.get(group, group))
+
+    tensors = {
+        name: replace(tensor, axes=tuple(replace_groups(axis, renamed) for axis in tensor.axes))
+        for name, tensor in plan.tensors.items()
+    }
+    groups = tuple(g for g in plan.groups if names.get(g.name, g.name) == g.name)
+    return replace(plan, groups=groups, tensors=tensors)
+
+
+def _solve_groups(plan: Plan, shapes: Shapes, source: str) -> dict[str, int]:
     _check_dimensions(plan, shapes, source)
     axes = [
         (name, axis, layout, shapes[name][axis])

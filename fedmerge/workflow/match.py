@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -31,6 +32,9 @@ from fedmerge.workflow.options import Dials, MatchOptions, dials_for
 from fedmerge.workflow.plans import plan_clients
 from fedmerge.workflow.record import GroupEntry
 
+if TYPE_CHECKING:
+    from fedmerge.workflow.models import ModelCode
+
 
 @dataclass(frozen=True)
 class Prepared:
@@ -56,6 +60,7 @@ def match(
     options: MatchOptions | None = None,
     *,
     plan: Plan | None = None,
+    model: ModelCode | None = None,
     output: str | Path | None = None,
     force: bool = False,
     device: str = "cpu",
@@ -67,7 +72,8 @@ def match(
     if output is not None:
         inputs = [source for source in expanded if isinstance(source, Path)]
         check_output(Path(output), inputs=inputs, force=force)
-    prepared = prepare(open_clients(expanded, options.reading), options, plan=plan)
+    clients = open_clients(expanded, options.reading)
+    prepared = prepare(clients, options, plan=plan, model=model)
     merge = merge_prepared(prepared, options, device=device, progress=progress)
     if output is not None:
         merge.write(output, force=force)
@@ -75,19 +81,29 @@ def match(
 
 
 def plan(
-    sources: Sequence[Source], options: MatchOptions | None = None, *, given: Plan | None = None
+    sources: Sequence[Source],
+    options: MatchOptions | None = None,
+    *,
+    given: Plan | None = None,
+    model: ModelCode | None = None,
 ) -> Plan:
     """Return the plan that a merge of these clients would use."""
     options = options or MatchOptions()
     clients = open_clients(expand_sources(sources, least=1), options.reading)
-    return prepare(clients, options, plan=given).plan
+    return prepare(clients, options, plan=given, model=model).plan
 
 
 def prepare(
-    clients: Sequence[Checkpoint], options: MatchOptions, *, plan: Plan | None = None
+    clients: Sequence[Checkpoint],
+    options: MatchOptions,
+    *,
+    plan: Plan | None = None,
+    model: ModelCode | None = None,
 ) -> Prepared:
     """Bring clients to one set of names, plan them and check that they fit together."""
     kept = keep_matches(options.keep, clients[0])
+    if plan is None and model is not None:
+        plan = _planned_from_code(model, clients[0], seed=options.seed)
     aligned = align_names(clients, by_order=options.match_by_order, keep=options.keep)
     planned, client_widths = plan_clients(aligned, options.chain, given=plan, kept=kept)
     if options.dtype is None:
@@ -102,6 +118,12 @@ def prepare(
         averaging=averaging_for(options, dials, planned, clients),
         warnings=(*_same_files(clients), *_different_buffers(aligned)),
     )
+
+
+def _planned_from_code(model: ModelCode, client: Checkpoint, *, seed: int) -> Plan:
+    from fedmerge.workflow.models import plan_code  # merging from files alone does without
+
+    return plan_code(model, client, seed=seed)
 
 
 def merge_prepared(

@@ -19,7 +19,7 @@ from fedmerge.types.arrays import Array, Float64Array
 from fedmerge.types.clients import Client, TensorInfo
 from fedmerge.types.layouts import axis_size
 from fedmerge.types.plans import Plan
-from fedmerge.units import Averaging, Placement, average_tensor
+from fedmerge.units import Averaging, Placement, average_tensor, place_tensor
 from fedmerge.workflow.options import Dials, MatchOptions, options_to_json
 from fedmerge.workflow.record import FORMAT, GroupEntry, SourceEntry, source_entry
 
@@ -110,6 +110,19 @@ class Merge:
             first.output_name(name): to_torch(self.read(name), info.dtype)
             for name, info in self.tensors.items()
         }
+
+    def placed_client(self, number: int) -> dict[str, torch.Tensor]:
+        """Return one client's state dict in the global layout: its own function, if all is well."""
+        client, first = self.aligned[number], self.clients[0]
+        state = {}
+        for name, info in self.tensors.items():
+            source = first.aliases.get(name, name)
+            values = client.read(source) if source in client.tensors else first.read(source)
+            planned = self.plan.tensors.get(source)
+            if planned is not None:
+                values = place_tensor(values, planned, self.placements[number], self.widths)
+            state[first.output_name(name)] = to_torch(values, info.dtype)
+        return state
 
     def write(self, path: str | Path, *, force: bool = False) -> None:
         """Write the global model and its merge record."""

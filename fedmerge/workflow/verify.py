@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from fedmerge.checkpoint import (
     Checkpoint,
@@ -19,6 +20,9 @@ from fedmerge.types.progress import Progress, silent
 from fedmerge.workflow.clients import open_clients
 from fedmerge.workflow.match import decide, prepare
 from fedmerge.workflow.record import GroupEntry, MergeRecord, record_from_json
+
+if TYPE_CHECKING:
+    from fedmerge.workflow.models import ModelCode
 
 
 @dataclass(frozen=True)
@@ -36,9 +40,16 @@ class Verification:
 
 
 def verify(
-    path: str | Path, sources: Sequence[str | Path] = (), *, progress: Progress = silent
+    path: str | Path,
+    sources: Sequence[str | Path] = (),
+    *,
+    model: ModelCode | None = None,
+    progress: Progress = silent,
 ) -> Verification:
-    """Check a merged file against its record and, where given, recompute it from its clients."""
+    """Check a merged file against its record and, where given, recompute it from its clients.
+
+    With the model's code, every client must give the same outputs in the global layout as before.
+    """
     path = Path(path)
     checkpoint = open_checkpoint(path)
     record = record_from_json(read_record(path), source=path.name)
@@ -49,7 +60,7 @@ def verify(
     ]
     recompute = bool(sources) and not differences
     if recompute:
-        differences += _client_differences(record, expand_paths(sources), progress)
+        differences += _client_differences(record, expand_paths(sources), model, progress)
     recomputed = len(record.sources) if recompute and not differences else 0
     return Verification(len(record.tensors), recomputed, tuple(differences))
 
@@ -121,14 +132,14 @@ def _group_differences(
 
 
 def _client_differences(
-    record: MergeRecord, sources: Sequence[Path], progress: Progress
+    record: MergeRecord, sources: Sequence[Path], model: ModelCode | None, progress: Progress
 ) -> list[str]:
     """Recompute every global tensor from the clients and compare the hashes."""
     try:
         found = open_clients(sources, record.options.reading)
         clients = {client.sha256(): client for client in found}
         differences = list(_source_differences(record, clients))
-        return differences or list(_recomputed_differences(record, clients, progress))
+        return differences or list(_recomputed_differences(record, clients, model, progress))
     except FedmergeError as error:
         return [f"the clients do not fit the record: {error.problem}"]
 
@@ -147,7 +158,10 @@ def _source_differences(record: MergeRecord, clients: Mapping[str, Checkpoint]) 
 
 
 def _recomputed_differences(
-    record: MergeRecord, clients: Mapping[str, Checkpoint], progress: Progress
+    record: MergeRecord,
+    clients: Mapping[str, Checkpoint],
+    model: ModelCode | None,
+    progress: Progress,
 ) -> Iterator[str]:
     ordered = [clients[source.sha256].renamed(source.name) for source in record.sources]
     prepared = prepare(ordered, record.options, plan=record.plan)
@@ -167,3 +181,7 @@ def _recomputed_differences(
         written = merge.clients[0].output_name(name)
         if array_digest(merge.read(name), info.dtype) != record.tensors[written]:
             yield f"tensor '{written}' is not what its clients and assignments give"
+    if model is not None:
+        from fedmerge.workflow.outputs import output_differences
+
+        yield from output_differences(merge, model)

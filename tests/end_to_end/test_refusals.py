@@ -339,7 +339,7 @@ def equal_widths() -> State:
             {"conv1.weight": torch.ones(8, 3, 3, 3), "conv2.weight": torch.ones(8, 1, 3, 3)},
             ["conv2.weight", "--model"],
         ),
-        ({"x.weight": torch.ones(5, 5), "y.weight": torch.ones(5, 5)}, ["x.weight", "--model"]),
+        ({"y.weight": torch.ones(5, 5), "x.weight": torch.ones(5, 5)}, ["y.weight", "--model"]),
     ],
     ids=[
         *("residual", "equal widths", "attention", "unknown leaf", "parametrised", "flatten"),

@@ -114,7 +114,8 @@ def test_a_layer_norm_keeps_its_group_from_growing() -> None:
     [
         (dense(4, 8, 8, 3, names="part{}.lin"), "both 8 wide"),
         (dense(4, 8, 8, 3, names="layers.{}"), "both 8 wide"),
-        ({"a.weight": (6, 6), "b.weight": (5, 6)}, "an embedding or linear"),
+        ({"b.weight": (6, 6), "a.weight": (5, 6)}, "an embedding or linear"),
+        ({"a.weight": (6, 6), "b.weight": (5, 6)}, "several orders of its layers fit"),
         (dense(4, 8) | {"x.pos": (3, 8)}, "'x.pos' belongs to no layer"),
         (dense(4, 8, 3) | {"block.downsample.weight": (3, 3)}, "a block \\('downsample'\\)"),
         (dense(4, 8, 3) | {"attn.in_proj_weight": (9, 3)}, "a block"),
@@ -197,6 +198,41 @@ def test_a_client_that_contradicts_the_plan_is_named_with_tensor_and_axis() -> N
     wrong = shapes_of(LeNet()) | {"conv2.weight": (6, 5, 5, 3)}
     with pytest.raises(ArchitectureError, match=r"b: 'conv2.weight' has size 5 along axis 2"):
         solve_widths(plan, wrong, source="b")
+
+
+@pytest.mark.parametrize(
+    ("shapes", "reason"),
+    [
+        (
+            {"r.weight_ih_l0": (8,), "r.weight_hh_l0": (8, 2)},
+            "'r.weight_ih_l0' belongs to no layer",
+        ),
+        (
+            {"r.weight_ih_l0": (8, 3), "r.weight_hh_l0": (8,)},
+            "'r.weight_hh_l0' belongs to no layer",
+        ),
+        ({"r.bias_ih_l0": (8,)}, "'r' has no weight_hh_l0"),
+        ({"r.weight_ih_l0": (8, 3), "r.weight_hh_l1": (8, 2)}, "'r' has no weight_hh_l0"),
+        (
+            {"r.weight_ih_l0": (8, 3), "r.weight_hh_l0": (8, 2)}
+            | {"r.weight_ih_l1": (8, 3), "r.weight_hh_l1": (8, 2)},
+            "'r.weight_ih_l1' reads 3 values, expected 2",
+        ),
+        ({"fc1.weight": (0, 4), "fc1.bias": (0,), "fc2.weight": (3, 0)}, "an axis of size 0"),
+        ({"r.weight_ih_l0": (0, 3), "r.weight_hh_l0": (0, 0)}, "an axis of size 0"),
+        ({"bn.weight": (3,), "bn.bias": (3,)}, "no layer with weights"),
+    ],
+)
+def test_tensors_that_make_no_layer_are_refused(shapes: Shapes, reason: str) -> None:
+    with pytest.raises(ArchitectureError, match=reason):
+        planned(shapes)
+
+
+def test_a_one_channel_convolution_that_may_be_grouped_is_mentioned() -> None:
+    shapes = {"conv1.weight": (6, 1, 3, 3), "conv1.bias": (6,), "fc.weight": (3, 6)}
+    assert any("grouped" in note for note in planned(shapes).notes)
+    shapes = {"conv1.weight": (8, 1, 3, 3), "conv1.bias": (8,), "fc.weight": (3, 8)}
+    assert not any("grouped" in note for note in planned(shapes).notes)
 
 
 def test_integer_buffers_take_no_part() -> None:

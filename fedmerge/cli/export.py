@@ -1,0 +1,26 @@
+"""`fedmerge export`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from fedmerge.cli.arguments import model_code
+from fedmerge.cli.terminal import Terminal
+from fedmerge.workflow.export import export
+
+
+def run(given: Mapping[str, Any], terminal: Terminal) -> None:
+    """Export the merged model and say how well the file agrees with it."""
+    code = model_code(given)
+    assert code is not None
+    done = export(
+        given["merged"], code, given["output"], format=given["format"], force=given["force"]
+    )
+    terminal.result(
+        {"output": str(done.output), "format": done.format, "difference": done.difference}
+    )
+    terminal.line(
+        f"wrote {done.output} ({done.format}); its outputs differ by {done.difference:.1g} "
+        "from the merged model's, relative to the largest"
+    )

@@ -1,0 +1,192 @@
+"""Find out which groups can grow: add zero units to a copy of the model and run it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from fedmerge.errors import ArchitectureError
+from fedmerge.graph.model.values import (
+    TOLERANCE,
+    cast_inputs,
+    differ,
+    generic_model,
+    lowest_precision,
+    run,
+)
+from fedmerge.graph.model.walk import StatePairs, copied, float_tensors
+from fedmerge.graph.resize import resize_module
+from fedmerge.graph.widths import solve_widths
+from fedmerge.types.layouts import axis_size, index_map
+from fedmerge.types.plans import Plan
+
+Bundle: TypeAlias = tuple[str, ...]  # groups that grow together
+
+ADDED = 2  # zero units per group
+_STEPS = 3  # different numbers of added units in the last probe
+_CHANGED = "zero units change the outputs"
+
+
+@dataclass(frozen=True)
+class _Probe:
+    """A model with generic values and its outputs, to be compared with grown copies."""
+
+    module: nn.Module
+    plan: Plan
+    inputs: tuple[Any, ...]
+    state: StatePairs
+    outputs: list[Tensor]
+    widths: dict[str, int]
+    tolerance: float
+
+    def failure(self, groups: Sequence[str]) -> str:
+        """Return why growing these groups together fails, or nothing."""
+        return self.failure_at({g: w + ADDED * (g in groups) for g, w in self.widths.items()})
+
+    def failure_together(self, bundles: Sequence[Bundle]) -> str:
+        """Return why growing these bundles, by the same and by different numbers, fails."""
+        evenly = self.failure([g for bundle in bundles for g in bundle])
+        if evenly:
+            return evenly
+        added = {g: ADDED + k % _STEPS for k, bundle in enumerate(bundles) for g in bundle}
+        return self.failure_at({g: w + added.get(g, 0) for g, w in self.widths.items()})
+
+    def failure_at(self, widths: dict[str, int]) -> str:
+        """Return why the model at other widths fails, or nothing."""
+        try:
+            grown = resized(self.module, self.plan, self.widths, widths)
+            inputs = self._inputs_at(widths)
+            outputs = run(grown, inputs, state=self.state)
+        except (RuntimeError, TypeError, ValueError, IndexError, ArchitectureError) as error:
+            return f"the resized model does not run: {str(error).strip().splitlines()[0]}"
+        except AssertionError:
+            return "the resized model does not run: its own check of sizes fails"
+        return _CHANGED if differ(self.outputs, outputs, self.tolerance) else ""
+
+    def _inputs_at(self, widths: dict[str, int]) -> tuple[Any, ...]:
+        """Return the inputs, carried states with the axes of a grown width grown too."""
+        moved = {self.widths[g]: width for g, width in widths.items() if width > self.widths[g]}
+        arguments = list(self.inputs)
+        for i, _ in self.state:
+            arguments[i] = pytree.tree_map_only(
+                Tensor, lambda t: t.new_zeros([moved.get(s, s) for s in t.shape]), arguments[i]
+            )
+        return tuple(arguments)
+
+
+def probe_growth(
+    model: nn.Module,
+    plan: Plan,
+    inputs: tuple[Any, ...],
+    *,
+    rng: np.random.Generator,
+    state: StatePairs = (),
+) -> Plan:
+    """Return the plan with groups that can't take zero units marked so, with the reason.
+
+    All groups that may grow are tried together, then by halves; groups tied in width grow
+    together.
+    """
+    dtype = lowest_precision(model, inputs, state=state)
+    arguments = cast_inputs(inputs, dtype)
+    module = generic_model(model, dtype, rng=rng)
+    shapes = {name: tuple(t.shape) for name, t in float_tensors(module)[0].items()}
+    widths = solve_widths(plan, shapes, source="the model")
+    outputs = run(module, arguments, state=state)
+    probe = _Probe(module, plan, arguments, state, outputs, widths, TOLERANCE[dtype])
+    fixed: dict[str, str] = {group.name: group.why for group in plan.groups if not group.can_grow}
+    good = _growable(probe, _bundles(plan, fixed), fixed)
+    good, ties = _together(probe, good, fixed)
+    groups = tuple(
+        replace(group, can_grow=False, why=fixed[group.name]) if group.name in fixed else group
+        for group in plan.groups
+    )
+    return replace(plan, groups=groups, same_width=(*plan.same_width, *ties))
+
+
+def _together(
+    probe: _Probe, good: list[Bundle], fixed: dict[str, str]
+) -> tuple[list[Bundle], list[Bundle]]:
+    """Return bundles that grow together by different numbers of units, and new ties among them.
+
+    Groups whose width is one number in the model's code must stay equally wide; if that does not
+    help, bundles are added one by one.
+    """
+    if not good or not probe.failure_together(good):
+        return good, []
+    by_width: dict[int, Bundle] = {}
+    for bundle in good:
+        width = probe.widths[bundle[0]]
+        by_width[width] = by_width.get(width, ()) + bundle
+    tied = list(by_width.values())
+    if not probe.failure_together(tied):
+        return tied, [bundle for bundle in tied if bundle not in good]
+    kept: list[Bundle] = []
+    for bundle in good:
+        why = probe.failure_together([*kept, bundle])
+        if why:
+            fixed.update(dict.fromkeys(bundle, f"not together with others: {why}"))
+        else:
+            kept.append(bundle)
+    return kept, []
+
+
+def resized(
+    module: nn.Module, plan: Plan, widths: dict[str, int], new_widths: dict[str, int]
+) -> nn.Module:
+    """Return a copy of a module at new widths, its units first and zero units behind them."""
+    result = copied(module)
+    aliases = float_tensors(result)[1]
+    before = {name: t.detach().clone() for name, t in float_tensors(result)[0].items()}
+    shapes = {
+        name: tuple(axis_size(axis, new_widths) for axis in tensor.axes)
+        for name, tensor in plan.tensors.items()
+    }
+    shapes |= {alias: shapes[name] for alias, name in aliases.items() if name in shapes}
+    resize_module(result, shapes)
+    kept = {group: np.arange(width) for group, width in widths.items()}
+    after = float_tensors(result)[0]
+    for name, tensor in plan.tensors.items():
+        maps = [torch.from_numpy(index_map(axis, kept, new_widths)) for axis in tensor.axes]
+        with torch.no_grad():
+            after[name].zero_()
+            if maps:
+                after[name][torch.meshgrid(*maps, indexing="ij")] = before[name]
+            else:
+                after[name].copy_(before[name])
+    return result.eval()
+
+
+def _bundles(plan: Plan, fixed: dict[str, str]) -> list[Bundle]:
+    """Return the groups that may grow, those that must stay equally wide together."""
+    bundles: dict[str, Bundle] = {group.name: (group.name,) for group in plan.groups}
+    for tie in plan.same_width:
+        joined = tuple(dict.fromkeys(g for group in tie for g in bundles[group]))
+        stuck = next((group for group in joined if group in fixed), None)
+        if stuck is not None:
+            why = f"must stay as wide as '{stuck}'"
+            fixed.update({group: why for group in joined if group not in fixed})
+        bundles.update(dict.fromkeys(joined, joined))
+    found = dict.fromkeys(bundles[group.name] for group in plan.groups)
+    return [bundle for bundle in found if not set(bundle) & fixed.keys()]
+
+
+def _growable(probe: _Probe, bundles: list[Bundle], fixed: dict[str, str]) -> list[Bundle]:
+    """Return the bundles that grow, halving a set that fails; the others' reasons go to `fixed`."""
+    if not bundles:
+        return []
+    why = probe.failure([group for bundle in bundles for group in bundle])
+    if not why:
+        return bundles
+    if len(bundles) == 1:
+        fixed.update(dict.fromkeys(bundles[0], why))
+        return []
+    middle = len(bundles) // 2
+    halves = bundles[:middle], bundles[middle:]
+    return [good for half in halves for good in _growable(probe, half, fixed)]

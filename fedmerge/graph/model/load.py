@@ -1,0 +1,102 @@
+"""Load a model from the user's own code: `package.module:name` or `file.py:name`."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from types import ModuleType
+
+from torch import nn
+
+from fedmerge.errors import ArchitectureError, FedmergeError
+
+_HINT = "--model is package.module:name or file.py:name, where name() returns an nn.Module"
+
+
+def load_factory(reference: str, arguments: Mapping[str, object]) -> nn.Module:
+    """Return the module that a class, function or lambda of the user's code builds.
+
+    Runs that code. The file's folder is importable while it loads and builds.
+    """
+    place, separator, name = reference.rpartition(":")
+    if not separator or not place or not name:
+        raise ArchitectureError(f"'{reference}' names no model", _HINT)
+    path = Path(place).expanduser()
+    is_file = place.endswith(".py")
+    with _importable(path.resolve().parent if is_file else Path.cwd()):
+        code = _load_file(path) if is_file else _load_module(place)
+        return _build(code, name, reference, arguments)
+
+
+def _build(
+    code: ModuleType, name: str, reference: str, arguments: Mapping[str, object]
+) -> nn.Module:
+    target: object = code
+    for part in name.split("."):
+        target = getattr(target, part, None)
+    if isinstance(target, nn.Module):
+        return target
+    if not callable(target):
+        names = [n for n, v in vars(code).items() if callable(v) and not n.startswith("_")]
+        found = f"; it defines {', '.join(names[:8])}" if names else ""
+        raise ArchitectureError(f"'{reference}': there is no callable '{name}'{found}", _HINT)
+    try:
+        built = target(**arguments)
+    except FedmergeError:
+        raise
+    except Exception as error:
+        given = ", ".join(f"{key}={value!r}" for key, value in arguments.items())
+        raise ArchitectureError(
+            f"'{reference}': {name}({given}) fails: {type(error).__name__}: {error}",
+            "pass what it needs with --model-arg key=value",
+        ) from error
+    if not isinstance(built, nn.Module):
+        kind = type(built).__name__
+        raise ArchitectureError(f"'{reference}': {name}() returns {kind}, no nn.Module", _HINT)
+    return built
+
+
+def _load_file(path: Path) -> ModuleType:
+    if not path.is_file():
+        raise ArchitectureError(f"'{path}': there is no such file", _HINT)
+    name = f"fedmerge_model_{path.stem}_{abs(hash(path.resolve())):x}"
+    if name in sys.modules:
+        del sys.modules[name]
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    code = importlib.util.module_from_spec(spec)
+    sys.modules[name] = code  # dataclasses and pickling look their module up
+    try:
+        spec.loader.exec_module(code)
+    except Exception as error:
+        del sys.modules[name]
+        raise ArchitectureError(
+            f"'{path}' cannot be loaded: {type(error).__name__}: {error}",
+            "the file runs as a module: keep training code under `if __name__ == '__main__'`",
+        ) from error
+    return code
+
+
+def _load_module(name: str) -> ModuleType:
+    try:
+        return importlib.import_module(name)
+    except Exception as error:
+        raise ArchitectureError(
+            f"'{name}' cannot be imported: {type(error).__name__}: {error}", _HINT
+        ) from error
+
+
+@contextmanager
+def _importable(folder: Path) -> Iterator[None]:
+    """Put a folder first on the import path for a while."""
+    sys.path.insert(0, str(folder))
+    try:
+        yield
+    finally:
+        if str(folder) in sys.path:
+            sys.path.remove(str(folder))

@@ -1,0 +1,212 @@
+"""Watch a model run: every ATen op by a dispatch mode, composite ones whole by a function mode.
+
+PyTorch takes `lstm`, `gru` and attention apart before a dispatch mode sees them, and data leaves
+for numpy without any op, so those few are caught as Python calls.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from fedmerge.graph.model.call import Call, Rule, tensors_in
+from fedmerge.graph.model.rules import RULES, is_pointwise, pointwise
+from fedmerge.graph.model.trace import Trace, Value
+from fedmerge.graph.model.trees import Axes, Fixed, labels_of
+
+_STACK = ("hx", "params", "has_biases", "num_layers", "dropout", "train", "bidirectional")
+_CELL = ("input", "hx", "w_ih", "w_hh", "b_ih", "b_hh")
+_RECURRENT = ("lstm", "gru", "rnn_tanh", "rnn_relu")
+_WHOLE: Mapping[str, tuple[str, ...]] = {  # functions handled as one op, and their arguments
+    **dict.fromkeys(_RECURRENT, ("input", *_STACK, "batch_first")),
+    **dict.fromkeys((f"{kind}_cell" for kind in _RECURRENT), _CELL),
+    "rms_norm": ("input", "normalized_shape", "weight", "eps"),
+    "scaled_dot_product_attention": (
+        "query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa",
+    ),
+}  # fmt: skip
+_LEAVING = frozenset({"numpy", "tolist", "__array__", "__dlpack__", "data_ptr", "__reduce_ex__"})
+
+
+class _Ops(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Apply the rule of every ATen op."""
+
+    def __init__(self, trace: Trace) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.trace = trace
+        self.is_paused = False
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Leave the compiler out of it, whose import takes seconds."""
+        return False
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
+    ) -> Any:
+        """Run an op and record what its rule says."""
+        kwargs = kwargs or {}
+        if self.is_paused:
+            return func(*args, **kwargs)
+        arguments = _by_name(func._schema.arguments, args, kwargs)
+        if torch.Tag.inplace_view in func.tags:
+            arguments = self._before(arguments)
+        result = func(*args, **kwargs)
+        space, _, name = func._schema.name.partition("::")
+        name = name if space == "aten" else func._schema.name
+        written = [
+            arguments[a.name]
+            for a in func._schema.arguments
+            if a.alias_info is not None and a.alias_info.is_write and a.name in arguments
+        ]
+        if torch.Tag.inplace_view in func.tags:
+            written = []
+        self.trace.steps += 1
+        call = Call(name, arguments, tuple(tensors_in(result)), self.trace)
+        _apply(call, _rule_of(func, name), tensors_in(written))
+        return result
+
+    def _before(self, arguments: dict[str, Any]) -> dict[str, Any]:
+        """Return the arguments with an alias of the tensor whose shape is about to change."""
+        name, tensor = next(iter(arguments.items()))
+        alias = tensor.detach()
+        self.trace.put(alias, self.trace.look(tensor))
+        return {**arguments, name: alias}
+
+
+class _Functions(TorchFunctionMode):
+    """Handle composite functions as one op, and see data leave for Python."""
+
+    def __init__(self, ops: _Ops) -> None:
+        super().__init__()
+        self.ops = ops
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
+    ) -> Any:
+        """Run a function, with its parts unseen if it has a rule of its own."""
+        kwargs = kwargs or {}
+        name = getattr(func, "__name__", "")
+        if name in _LEAVING:
+            self._leave(name, args)
+        elif name in _WHOLE and not self.ops.is_paused:
+            return self._whole(name, func, args, kwargs)
+        return func(*args, **kwargs)
+
+    def _leave(self, name: str, args: Sequence[Any]) -> None:
+        self.ops.trace.is_branching = True
+        for tensor in tensors_in(list(args[:1])):
+            for axis in self.ops.trace.read(tensor):
+                self.ops.trace.labels.pin(axis, f"{name}: leaves the model")
+
+    def _whole(self, name: str, func: Callable[..., Any], args: Sequence[Any], kwargs: Any) -> Any:
+        names = _WHOLE[name]
+        if name in _RECURRENT and not isinstance(args[3], bool):
+            names = ("input", "batch_sizes", *_STACK)
+        arguments = {**dict(zip(names, args, strict=False)), **kwargs}
+        self.ops.is_paused = True
+        try:
+            result = func(*args, **kwargs)
+        finally:
+            self.ops.is_paused = False
+        self.ops.trace.steps += 1
+        call = Call(name, arguments, tuple(tensors_in(result)), self.ops.trace)
+        _apply(call, RULES[name], ())
+        return result
+
+
+@contextmanager
+def watching(trace: Trace) -> Iterator[None]:
+    """Record every op in a trace, with the fast paths off that hide what they do.
+
+    One thread: the inputs are small, and threads that wait for a busy core cost more than they do.
+    """
+    threads = torch.get_num_threads()
+    fast = torch.backends.mha.get_fastpath_enabled()
+    onednn = torch._C._get_mkldnn_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    torch._C._set_mkldnn_enabled(False)
+    torch.set_num_threads(1)
+    ops = _Ops(trace)
+    try:
+        with torch.no_grad(), ops, _Functions(ops):
+            yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fast)
+        torch._C._set_mkldnn_enabled(onednn)
+        torch.set_num_threads(threads)
+
+
+def _by_name(
+    schema: Iterable[Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return an op's arguments by name, defaults included."""
+    named: dict[str, Any] = {}
+    for position, argument in enumerate(schema):
+        if position < len(args):
+            named[argument.name] = args[position]
+        elif argument.name in kwargs:
+            named[argument.name] = kwargs[argument.name]
+        elif argument.has_default_value():
+            named[argument.name] = argument.default_value
+    return named
+
+
+def _rule_of(func: Any, name: str) -> Rule | None:
+    rule = RULES.get(name) or RULES.get(name.rstrip("_"))
+    return rule or (pointwise if is_pointwise(func) else None)
+
+
+def _apply(call: Call, rule: Rule | None, written: Sequence[Tensor]) -> None:
+    """Record what a rule says of an op's results; without one all that it touches is pinned."""
+    call.labels.cause = call.name
+    found = _results(call, rule)
+    for k, tensor in enumerate(written):
+        value = found[min(k, len(found) - 1)] if found else ()
+        call.trace.write(tensor, value.axes if isinstance(value, Value) else value)
+    call.trace.consume(call.tensors(), call.outputs)
+    kept = {id(tensor) for tensor in written}
+    for tensor, value in zip(call.outputs, found, strict=False):
+        if id(tensor) not in kept:
+            call.trace.put(tensor, value if isinstance(value, Value) else Value(value))
+
+
+def _results(call: Call, rule: Rule | None) -> list[Axes | Value]:
+    """Return what a rule says of every result.
+
+    A rule that fails, or labels another shape than the op gave (an overload that it does not
+    know), is no rule: what it has tied so far only restricts more.
+    """
+    try:
+        result = rule(call) if rule is not None else _unknown(call)
+    except (AssertionError, AttributeError, IndexError, KeyError, TypeError, ValueError):
+        return _unknown(call)
+    found = result if isinstance(result, list) else [() if result is None else result]
+    for value, tensor in zip(found, call.outputs, strict=False):
+        axes = value.axes if isinstance(value, Value) else value
+        if tuple(axis.size for axis in axes) != tuple(tensor.shape):
+            return _unknown(call)
+    return found if len(found) >= len(call.outputs) else _unknown(call)
+
+
+def _unknown(call: Call) -> list[Axes | Value]:
+    """Pin everything that an op without a rule reads."""
+    axes = [axis for tensor in call.tensors() for axis in call.trace.read(tensor)]
+    if any(labels_of(call.labels.resolve(axis)) for axis in axes):
+        call.trace.unknown.setdefault(call.name)
+    return list(_pinned(call))
+
+
+def _pinned(call: Call) -> list[Axes]:
+    """Pin everything that an op reads; return pinned results."""
+    reason = f"{call.name} has no rule"
+    for tensor in call.tensors():
+        for axis in call.trace.read(tensor):
+            call.labels.pin(axis, reason)
+    return [tuple(Fixed(size, reason) for size in tensor.shape) for tensor in call.outputs]

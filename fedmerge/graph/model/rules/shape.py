@@ -1,0 +1,236 @@
+"""Ops that move, cut, join and regroup axes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from fedmerge.graph.model.call import Call, Result, Rule
+from fedmerge.graph.model.rules.stacks import regrouped_stack, split_stack
+from fedmerge.graph.model.rules.views import regroup
+from fedmerge.graph.model.trace import Stacked, Value
+from fedmerge.graph.model.trees import Axes, Fixed, Same, Tree, concat, product
+
+_STACK = Fixed(-1, "the stacked axis")  # its place while axes move
+
+
+def _moved(call: Call, move: Callable[[Sequence[Tree]], Sequence[Tree]]) -> Result:
+    """Move axes, those of a stack's slices too."""
+    value = call.trace.look(call.first)
+    if value.stacked is None:
+        return Value(tuple(move(call.axes())), makers=None)
+    dim, slices = value.stacked.dim, []
+    for found in value.stacked.slices:
+        moved = list(move([*found[:dim], _STACK, *found[dim:]]))
+        if _STACK not in moved:
+            return tuple(move(call.axes()))
+        position = moved.index(_STACK)
+        slices.append(tuple(moved[:position] + moved[position + 1 :]))
+    return Value(tuple(move(value.axes)), Stacked(position, tuple(slices)))
+
+
+def permute(call: Call) -> Result:
+    """Reorder the axes."""
+    return _moved(call, lambda axes: [axes[k] for k in call["dims"]])
+
+
+def transpose(call: Call) -> Result:
+    """Swap two axes (the two of a matrix by default)."""
+    if call.first.dim() < 2:
+        return call.axes()
+    one = call.dim("dim0") if call.name.startswith("transpose") else 0
+    other = call.dim("dim1") if call.name.startswith("transpose") else 1
+
+    def swap(axes: Sequence[Tree]) -> Sequence[Tree]:
+        swapped = list(axes)
+        swapped[one], swapped[other] = swapped[other], swapped[one]
+        return swapped
+
+    return _moved(call, swap)
+
+
+def unsqueeze(call: Call) -> Result:
+    """Add an axis of size 1."""
+    dim = call["dim"] % (call.first.dim() + 1)
+    return _moved(call, lambda axes: [*axes[:dim], Fixed(1), *axes[dim:]])
+
+
+def squeeze(call: Call) -> Result:
+    """Drop axes of size 1."""
+    dims = call.dims() if call["dim"] is not None else range(call.first.dim())
+    dropped = {d for d in dims if call.first.dim() and call.first.shape[d] == 1}
+    return _moved(call, lambda axes: [axis for k, axis in enumerate(axes) if k not in dropped])
+
+
+def view(call: Call) -> Result:
+    """Regroup the axes by their prefix products."""
+    value = call.trace.look(call.first)
+    if value.stacked is not None:
+        stacked = regrouped_stack(call, value, call.shape)
+        if stacked is not None:
+            return stacked
+    return split_stack(call) or tuple(regroup(call.labels, call.axes(), call.shape))
+
+
+def expand(call: Call) -> Result:
+    """Repeat axes of size 1 without change."""
+    axes = call.axes()
+    padded = (*(Fixed(1),) * (len(call.shape) - len(axes)), *axes)
+    return tuple(
+        axis if axis.size == size else call.labels.same(size)
+        for axis, size in zip(padded, call.shape, strict=True)
+    )
+
+
+def repeat(call: Call) -> Result:
+    """Tile the axes."""
+    axes = call.axes()
+    counts = call["repeats"]
+    padded = (*(Fixed(1),) * (len(counts) - len(axes)), *axes)
+    return tuple(
+        product((call.labels.same(count), axis)) if count * axis.size else Fixed(0)
+        for count, axis in zip(counts, padded, strict=True)
+    )
+
+
+def select(call: Call) -> Result:
+    """Take one position of an axis: a stack's own slice, else the axis is pinned."""
+    value, dim = call.trace.look(call.first), call.dim()
+    if value.stacked is not None and value.stacked.dim == dim:
+        return value.stacked.slices[call["index"]]
+    axes = call.axes()
+    _distinguish(call, axes[dim])
+    return axes[:dim] + axes[dim + 1 :]
+
+
+def unbind(call: Call) -> Result:
+    """Take every position of an axis by itself."""
+    value, dim = call.trace.look(call.first), call.dim(default=0)
+    if value.stacked is not None and value.stacked.dim == dim:
+        return list(value.stacked.slices)
+    axes = call.axes()
+    _distinguish(call, axes[dim])
+    return [axes[:dim] + axes[dim + 1 :] for _ in call.outputs]
+
+
+def _distinguish(call: Call, axis: Tree) -> None:
+    """Pin an axis whose positions go different ways, and note where it was split off."""
+    tree = call.labels.resolve(axis)
+    site = call.trace.split_at.get(getattr(tree, "number", -1))
+    if site is not None:
+        call.trace.selected.add(site)
+    call.labels.pin(tree)
+
+
+def slice_axis(call: Call) -> Result:
+    """Take a run of positions; with steps the axis is pinned."""
+    value, dim = call.trace.look(call.first), call.dim(default=0)
+    size, step = call.first.shape[dim], call["step"] or 1
+    start, end, _ = slice(call["start"], call["end"]).indices(size)
+    if value.stacked is not None and value.stacked.dim == dim:
+        kept = value.stacked.slices[start:end:step]
+        axes = (*value.axes[:dim], Fixed(len(kept)), *value.axes[dim + 1 :])
+        return Value(axes, Stacked(dim, kept))
+    axes = call.axes()
+    if call.shape[dim] == size:
+        return axes
+    part = _stepped(call, axes[dim], dim) if step > 1 else _cut(call, axes[dim], start, end)
+    return (*axes[:dim], part, *axes[dim + 1 :])
+
+
+def _stepped(call: Call, axis: Tree, dim: int) -> Tree:
+    if isinstance(call.labels.resolve(axis), Same):
+        return call.labels.same(call.shape[dim])
+    call.labels.pin(axis)
+    return Fixed(call.shape[dim], call.name)
+
+
+def _cut(call: Call, axis: Tree, start: int, end: int) -> Tree:
+    end = max(start, end)
+    return call.labels.cut(axis, (start, end - start, axis.size - end))[1]
+
+
+def split(call: Call) -> Result:
+    """Cut an axis into consecutive parts."""
+    axes, dim = call.axes(), call.dim(default=0)
+    sizes = [output.shape[dim] for output in call.outputs]
+    parts = call.labels.cut(axes[dim], sizes)
+    return [(*axes[:dim], part, *axes[dim + 1 :]) for part in parts]
+
+
+def cat(call: Call) -> Result:
+    """Join tensors along an axis."""
+    tensors = [t for t in call["tensors"] if t.dim() == len(call.shape)]
+    dim = (call["dim"] or 0) % len(call.shape)
+    read = [call.trace.read(tensor) for tensor in tensors]
+    for tensor in tensors:
+        call.trace.use(tensor, "add")
+    return tuple(
+        concat(call.labels.resolve(axes[k]) for axes in read)
+        if k == dim
+        else call.labels.merge([axes[k] for axes in read])
+        for k in range(len(call.shape))
+    )
+
+
+def stack(call: Call) -> Result:
+    """Put tensors side by side along a new axis; they are tied only if read as a whole."""
+    tensors = call["tensors"]
+    dim = (call["dim"] or 0) % len(call.shape)
+    for tensor in tensors:
+        call.trace.use(tensor, "add")
+    read = [map(call.labels.resolve, call.trace.read(tensor)) for tensor in tensors]
+    return stacked_value(call, dim, [tuple(map(call.labels.thaw, axes)) for axes in read])
+
+
+def stacked_value(call: Call, dim: int, slices: Sequence[Axes]) -> Value:
+    """Return a stack of slices along an axis."""
+    sizes = [tree.size for tree in slices[0]]
+    others: list[Tree] = [call.labels.fresh(size) for size in sizes]
+    axes = (*others[:dim], Fixed(len(slices), "stack"), *others[dim:])
+    return Value(axes, Stacked(dim, tuple(slices)))
+
+
+def as_complex(call: Call) -> Result:
+    """Read the last axis, of size 2, as complex numbers."""
+    axes = call.axes()
+    call.labels.pin(axes[-1], "real and imaginary part")
+    return axes[:-1]
+
+
+def as_real(call: Call) -> Result:
+    """Show complex numbers as a last axis of size 2."""
+    return (*call.axes(), Fixed(2, "real and imaginary part"))
+
+
+def diagonal(call: Call) -> Result:
+    """Take the diagonal of two axes, which then carry the same units."""
+    axes, one, other = call.axes(), call.dim("dim1", 0), call.dim("dim2", 1)
+    kept = [axis for k, axis in enumerate(axes) if k not in (one, other)]
+    if axes[one].size == axes[other].size and not call["offset"]:
+        return (*kept, call.labels.merge((axes[one], axes[other])))
+    call.labels.pin(axes[one])
+    call.labels.pin(axes[other])
+    return (*kept, Fixed(call.shape[-1]))
+
+
+SHAPE_RULES: Mapping[str, Rule] = {
+    "permute": permute,
+    "transpose": transpose,
+    "t": transpose,
+    "numpy_T": transpose,
+    "unsqueeze": unsqueeze,
+    "squeeze": squeeze,
+    **dict.fromkeys(("view", "_unsafe_view", "reshape", "_reshape_alias", "_reshape_copy"), view),
+    "expand": expand,
+    "repeat": repeat,
+    "select": select,
+    "unbind": unbind,
+    "slice": slice_axis,
+    **dict.fromkeys(("split", "split_with_sizes", "unsafe_split", "unsafe_chunk", "chunk",
+                     "unsafe_split_with_sizes"), split),
+    "view_as_complex": as_complex,
+    "view_as_real": as_real,
+    "diagonal": diagonal,
+    "cat": cat,
+    "stack": stack,
+}  # fmt: skip

@@ -1,0 +1,187 @@
+"""The record of one run: the labels of every tensor seen, and what was done with parameters."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+
+from fedmerge.graph.model.labels import Labels
+from fedmerge.graph.model.trees import Axes, Fixed, Tree
+
+
+@dataclass
+class Stacked:
+    """Slices along one axis that need not share the labels of their other axes."""
+
+    dim: int
+    slices: tuple[Axes, ...]  # the labels of each slice, without the stacked axis
+
+
+@dataclass
+class Value:
+    """What is known of one tensor: a label tree per axis."""
+
+    axes: Axes
+    stacked: Stacked | None = None
+    pins: Axes = ()  # axes to pin once anything reads the tensor (indices of a maximum)
+    makers: tuple[str, str | None] | None = None  # the weight and bias that just made it
+
+
+@dataclass(frozen=True)
+class FoundNorm:
+    """A batch norm that an op showed: names of its tensors, and those of its input's makers."""
+
+    makers: tuple[str, str | None]
+    scale: str | None
+    shift: str | None
+    mean: str
+    variance: str
+    eps: float
+
+
+Uses: TypeAlias = dict[str, Counter[str]]
+
+
+@dataclass
+class Trace:
+    """All values of a run. Tensors are kept alive, since their identities are the keys."""
+
+    labels: Labels = field(default_factory=Labels)
+    sites: frozenset[tuple[int, int]] = frozenset()  # view results whose slices go own ways
+    values: dict[int, Value] = field(default_factory=dict)
+    kept: list[Tensor] = field(default_factory=list)
+    bases: dict[int, Axes] = field(default_factory=dict)  # by storage: its first tensor's axes
+    owners: dict[int, tuple[str, Tensor]] = field(default_factory=dict)  # by storage: parameters
+    uses: Uses = field(default_factory=dict)  # per parameter: how its axes and it were used
+    reads: dict[str, None] = field(default_factory=dict)  # parameters in order of first use
+    norms: list[FoundNorm] = field(default_factory=list)
+    unknown: dict[str, None] = field(default_factory=dict)  # ops without a rule
+    consumed: list[Axes] = field(default_factory=list)  # of parameters, as computations read them
+    is_branching: bool = False  # whether a value left for Python, which may decide by it
+    steps: int = 0  # ops seen
+    split_at: dict[int, tuple[int, int]] = field(default_factory=dict)  # label: (step, axis)
+    selected: set[tuple[int, int]] = field(default_factory=set)  # sites found worth a stack
+
+    def own(self, name: str, tensor: Tensor) -> None:
+        """Give a parameter or buffer labels of its own."""
+        self.owners[_storage(tensor)] = (name, tensor)
+        self.uses[name] = Counter()
+        self.put(tensor, Value(tuple(self.labels.fresh(size) for size in tensor.shape)))
+
+    def put(self, tensor: Tensor, value: Value) -> None:
+        """Record what is known of a tensor."""
+        assert len(value.axes) == tensor.dim(), f"{len(value.axes)} labels for {tensor.shape}"
+        storage = _storage(tensor)
+        if storage not in self.bases:
+            value.axes = tuple(map(self.labels.renewed, map(self.labels.resolve, value.axes)))
+            self.bases[storage] = value.axes
+        self.values[id(tensor)] = value
+        self.kept.append(tensor)
+
+    def pin_new(self, tensor: Tensor, reason: str) -> None:
+        """Record a tensor that nobody may permute."""
+        self.put(tensor, Value(tuple(Fixed(size, reason) for size in tensor.shape)))
+
+    def look(self, tensor: Tensor) -> Value:
+        """Return what is known of a tensor without reading it."""
+        if id(tensor) not in self.values:
+            self._adopt(tensor)
+        return self.values[id(tensor)]
+
+    def _adopt(self, tensor: Tensor) -> None:
+        """Record a tensor that no op made: an alias of a known one, or a constant of the code."""
+        twins = [t for t in self.kept if _storage(t) == _storage(tensor)] if tensor.numel() else []
+        same = [t for t in twins if _geometry(t) == _geometry(tensor)]
+        if same:
+            self.values[id(tensor)] = self.values[id(same[-1])]
+            self.kept.append(tensor)
+            return
+        for twin in twins:
+            for axis in self.read(twin):
+                self.labels.pin(axis, "an alias that no op shows")
+        self.pin_new(tensor, "constant")
+
+    def read(self, tensor: Tensor) -> Axes:
+        """Return the labels of a tensor that is used as a whole."""
+        value = self.look(tensor)
+        for axis in value.pins:
+            self.labels.pin(axis)
+        if value.stacked is not None:
+            self._unstack(value)
+        self._count(tensor)
+        return value.axes
+
+    def _unstack(self, value: Value) -> None:
+        """Tie the slices of a stack, which something reads as a whole."""
+        assert value.stacked is not None
+        others = value.axes[: value.stacked.dim] + value.axes[value.stacked.dim + 1 :]
+        for found in value.stacked.slices:
+            for axis, tree in zip(others, found, strict=True):
+                self.labels.unify(axis, tree)
+        value.stacked = None
+
+    def _count(self, tensor: Tensor) -> None:
+        name = self.owner(tensor)
+        if name is not None:
+            self.reads.setdefault(name)
+
+    def owner(self, tensor: Tensor | None) -> str | None:
+        """Return the name of the parameter that a tensor is a view of."""
+        if tensor is None or _storage(tensor) not in self.owners:
+            return None
+        return self.owners[_storage(tensor)][0]
+
+    def use(self, tensor: Tensor | None, how: str) -> None:
+        """Note how an op uses a parameter: `add`, `scale`, `make`, `look up`."""
+        name = self.owner(tensor)
+        if name is not None:
+            self.uses[name][how] += 1
+
+    def contract(self, tensor: Tensor, axis: int) -> None:
+        """Note which axis of a parameter an op sums over; a view is known by its strides."""
+        name = self.owner(tensor)
+        if name is None:
+            return
+        _, whole = self.owners[_storage(tensor)]
+        found = [
+            k
+            for k in range(whole.dim())
+            if (whole.shape[k], whole.stride(k)) == (tensor.shape[axis], tensor.stride(axis))
+        ]
+        self.uses[name]["make"] += 1
+        if len(found) == 1:
+            self.uses[name][f"in {found[0]}"] += 1
+
+    def consume(self, tensors: Sequence[Tensor], outputs: Sequence[Tensor]) -> None:
+        """Note which parts of parameters enter a result that is no mere view of them."""
+        made = {_storage(output) for output in outputs}
+        for tensor in tensors:
+            if _storage(tensor) in self.owners and (not made or made - {_storage(tensor)}):
+                self.consumed.append(self.look(tensor).axes)
+
+    def write(self, tensor: Tensor, axes: Sequence[Tree] | None) -> None:
+        """Record an in-place change to a tensor by a value with the given labels (None: any)."""
+        own = self.read(tensor)
+        self.look(tensor).makers = None
+        if tuple(axis.size for axis in own) != tuple(tensor.shape):  # `out=` was resized
+            self.bases.pop(_storage(tensor), None)
+            self.put(tensor, Value(tuple(axes or map(Fixed, tensor.shape))))
+            return
+        base = self.bases.get(_storage(tensor))
+        if base is not None:
+            self.labels.write(base, own)
+        for axis, tree in zip(own, axes or (), strict=False):
+            self.labels.unify(axis, tree)
+
+
+def _storage(tensor: Tensor) -> int:
+    return tensor.untyped_storage()._cdata if tensor.layout == torch.strided else id(tensor)
+
+
+def _geometry(tensor: Tensor) -> tuple[object, ...]:
+    return tensor.shape, tensor.stride(), tensor.storage_offset(), tensor.dtype

@@ -1,0 +1,116 @@
+"""Check a plan by numbers: permuting every group must leave the outputs unchanged."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fedmerge.errors import ArchitectureError
+from fedmerge.graph.model.values import (
+    TOLERANCE,
+    cast_inputs,
+    differ,
+    generic_model,
+    is_telling,
+    lowest_precision,
+    run,
+)
+from fedmerge.graph.model.walk import StatePairs, copied, float_tensors
+from fedmerge.graph.widths import solve_widths
+from fedmerge.types.arrays import IntArray
+from fedmerge.types.layouts import index_map
+from fedmerge.types.plans import Plan
+
+_DRAWS = 5  # how often values are drawn until the outputs are finite and not all zero
+_HINT = "pin these groups in a plan of your own (`fedmerge plan -o`, then --plan)"
+
+
+def verify_plan(
+    model: nn.Module,
+    plan: Plan,
+    inputs: tuple[Any, ...],
+    *,
+    rng: np.random.Generator,
+    state: StatePairs = (),
+    widths: Mapping[str, int] | None = None,
+) -> None:
+    """Raise ArchitectureError unless permuting all groups at once leaves the outputs unchanged.
+
+    Generic random values in all tensors, double precision at 1e-9 (single at 1e-4 if the model
+    asks for it), two forwards; on failure the groups are tried one by one. `widths` are those of
+    the groups in the model (default: from its shapes).
+    """
+    if not plan.groups:
+        return
+    dtype = lowest_precision(model, inputs, state=state)
+    arguments = cast_inputs(inputs, dtype)
+    module, expected = _telling_model(model, arguments, dtype, state, rng)
+    shapes = {name: tuple(t.shape) for name, t in float_tensors(module)[0].items()}
+    widths = widths or solve_widths(plan, shapes, source="the model")
+    moves = {group: _moved(width, rng) for group, width in widths.items()}
+
+    def fails(groups: Mapping[str, IntArray]) -> bool:
+        still = {group: np.arange(width) for group, width in widths.items()}
+        changed = permuted(module, plan, {**still, **groups}, widths)
+        return differ(expected, run(changed, arguments, state=state), TOLERANCE[dtype])
+
+    if fails(moves):
+        guilty = [group for group, move in moves.items() if fails({group: move})]
+        named = ", ".join(f"'{group}'" for group in guilty or moves)
+        raise ArchitectureError(
+            f"the plan does not fit the model: permuting {named} changes its outputs", _HINT
+        )
+
+
+def permuted(
+    module: nn.Module, plan: Plan, moves: Mapping[str, IntArray], widths: Mapping[str, int]
+) -> nn.Module:
+    """Return a copy of a module with unit u of every group moved to `moves[group][u]`."""
+    result = copied(module)
+    tensors = float_tensors(result)[0]
+    for name, planned in plan.tensors.items():
+        values: Tensor = tensors[name].detach()
+        for axis, layout in enumerate(planned.axes):
+            targets = torch.from_numpy(index_map(layout, moves, widths))
+            values = torch.empty_like(values).index_copy_(axis, targets, values)
+        with torch.no_grad():
+            tensors[name].copy_(values)
+    return result
+
+
+def _moved(width: int, rng: np.random.Generator) -> IntArray:
+    """Return a random permutation (width,) that is not the identity."""
+    while True:
+        move = rng.permutation(width)
+        if width < 2 or not np.array_equal(move, np.arange(width)):
+            return move
+
+
+def _telling_model(
+    model: nn.Module,
+    inputs: tuple[Any, ...],
+    dtype: torch.dtype,
+    state: StatePairs,
+    rng: np.random.Generator,
+) -> tuple[nn.Module, list[Tensor]]:
+    """Return a model with generic values, and its outputs, which must say something."""
+    for _ in range(_DRAWS):
+        module = generic_model(model, dtype, rng=rng)
+        outputs = run(module, inputs, state=state)
+        if is_telling(outputs):
+            break
+    else:
+        raise ArchitectureError(
+            "the plan cannot be verified: on random values the outputs are zero or not finite",
+            "give inputs that the model is made for with --input-shape or --probe-data",
+        )
+    if differ(outputs, run(module, inputs, state=state), TOLERANCE[dtype]):
+        raise ArchitectureError(
+            "the model gives other outputs each time it runs, even in evaluation mode",
+            "turn off what is random in it",
+        )
+    return module, outputs

@@ -1,0 +1,46 @@
+"""Whether clients compute the same before and after they are placed into the global layout."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import torch
+from torch import nn
+
+from fedmerge.graph.resize import resize_module
+from fedmerge.workflow.merge import Merge
+from fedmerge.workflow.models import ModelCode, model_names, outputs_of
+
+TOLERANCE = 1e-4  # relative to the largest output: float32 sums in another order
+
+
+def output_differences(merge: Merge, code: ModelCode) -> Iterator[str]:
+    """Yield every client whose outputs change when it is placed into the global layout."""
+    names = model_names(merge.clients[0], code.build())
+    own_names = {merge.clients[0].output_name(name): names[name] for name in names}
+    inputs: tuple[torch.Tensor, ...] | None = None
+    for number, client in enumerate(merge.clients):
+        reader = merge.aligned[number]
+        own = {names[name]: torch.from_numpy(reader.read(name)) for name in names}
+        placed = {own_names[name]: t for name, t in merge.placed_client(number).items()}
+        model = _loaded(code, own)
+        inputs = inputs or code.inputs(model)
+        change = relative_difference(
+            outputs_of(model, inputs), outputs_of(_loaded(code, placed), inputs)
+        )
+        if not change <= TOLERANCE:
+            yield f"{client.name}'s outputs change by {change:.2g} in the global layout"
+
+
+def relative_difference(before: Sequence[torch.Tensor], after: Sequence[torch.Tensor]) -> float:
+    """Return the largest difference between outputs, relative to the largest output."""
+    scale = max(float(tensor.abs().max()) for tensor in before) or 1.0
+    pairs = zip(before, after, strict=True)
+    return max(float((one - other).abs().max()) for one, other in pairs) / scale
+
+
+def _loaded(code: ModelCode, state: Mapping[str, torch.Tensor]) -> nn.Module:
+    model = code.build()
+    resize_module(model, {name: tuple(tensor.shape) for name, tensor in state.items()})
+    model.load_state_dict(dict(state))
+    return model

@@ -1,0 +1,173 @@
+"""Merging with the model's code: every model of the zoo, through the command line."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fedmerge.checkpoint import open_checkpoint
+from fedmerge.cli.boundary import run
+from fedmerge.graph import solve_widths
+from fedmerge.graph.model import plan_model
+from fedmerge.graph.model.verify import permuted
+from fedmerge.graph.resize import resize_module
+from tests.model_zoo import ZOO, Model
+
+# The command line describes one input; models that also take a state are tested by their plans.
+NAMES = [name for name, model in ZOO.items() if len(model.shapes) == 1]
+TIGHT = 1e-9
+
+pytestmark = pytest.mark.filterwarnings("ignore:LSTM with projections:UserWarning")
+
+
+@pytest.fixture(autouse=True)
+def double_precision() -> Iterator[None]:
+    """Let models build and run in float64, also what they make inside."""
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+def build(name: str) -> nn.Module:
+    """Return a model of the zoo: the factory that the command line is given."""
+    return ZOO[name].build()
+
+
+def arguments(name: str) -> list[str]:
+    """Return the options that describe a model of the zoo."""
+    shape = ",".join(map(str, ZOO[name].shapes[0]))
+    dtype = ["--input-dtype", "long"] if ZOO[name].tokens else []
+    factory = ["--model", f"{__name__}:build", "--model-arg", f"name={name}"]
+    return [*factory, "--input-shape", shape, *dtype]
+
+
+def generic(model: Model, seed: int) -> nn.Module:
+    """Return a model with random values everywhere, in float64."""
+    torch.manual_seed(seed)
+    module = model.build().eval()
+    with torch.no_grad():
+        for name, tensor in module.state_dict().items():
+            if tensor.is_floating_point():
+                tensor.copy_(torch.randn_like(tensor) * 0.5)
+                if "var" in name:
+                    tensor.copy_(0.5 + torch.rand_like(tensor))
+    return module
+
+
+def outputs(module: nn.Module, model: Model) -> Tensor:
+    """Return a model's first output on the zoo's inputs, in float64."""
+    with torch.no_grad():
+        found = module(*model.inputs())
+    while not isinstance(found, Tensor):
+        found = found[0]
+    return found
+
+
+def copies(module: nn.Module, model: Model, folder: Path, count: int) -> list[str]:
+    """Save a model and copies of it with the units of every group in random order."""
+    plan = plan_model(module, model.inputs())
+    shapes = {name: tuple(t.shape) for name, t in module.state_dict().items()}
+    widths = solve_widths(plan, shapes, source=str(folder))
+    files = []
+    for number in range(count):
+        rng = np.random.default_rng(number)
+        moves = {g: rng.permutation(w) if number else np.arange(w) for g, w in widths.items()}
+        files.append(str(folder / f"client-{number}.pt"))
+        torch.save(permuted(module, plan, moves, widths).state_dict(), files[-1])
+    return files
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_permuted_copies_merge_back_to_the_function(name: str, tmp_path: Path) -> None:
+    model = ZOO[name]
+    module = generic(model, seed=1)
+    files = copies(module, model, tmp_path, 3)
+    output = tmp_path / "global.pt"
+    assert run(["match", *files, *arguments(name), "-o", str(output), "-q"]) == 0
+    merged = model.build().eval()
+    checkpoint = open_checkpoint(output)
+    state = {n: checkpoint.read_torch(n) for n in checkpoint.tensors}
+    resize_module(merged, {n: tuple(t.shape) for n, t in state.items()})
+    merged.load_state_dict(state)
+    expected = outputs(module, model)
+    assert torch.allclose(outputs(merged, model), expected, rtol=TIGHT, atol=TIGHT)
+    assert run(["verify", str(output), *files, *arguments(name), "-q"]) == 0
+
+
+def test_averaging_permuted_copies_element_by_element_is_another_function(tmp_path: Path) -> None:
+    model = ZOO["resnet B"]
+    module = generic(model, seed=1)
+    files = copies(module, model, tmp_path, 3)
+    options = [*arguments("resnet B"), "--method", "average"]
+    assert run(["match", *files, *options, "-o", str(tmp_path / "g.pt"), "-q"]) == 0
+    merged = model.build().eval()
+    merged.load_state_dict(torch.load(tmp_path / "g.pt", weights_only=True))
+    assert not torch.allclose(outputs(merged, model), outputs(module, model), atol=1e-2)
+
+
+def test_independent_residual_nets_kept_apart_are_their_ensemble(tmp_path: Path) -> None:
+    model = ZOO["resnet B"]
+    modules = [generic(model, seed) for seed in range(2)]
+    files = []
+    for number, module in enumerate(modules):
+        files.append(str(tmp_path / f"client-{number}.pt"))
+        torch.save(module.state_dict(), files[-1])
+    options = [*arguments("resnet B"), "--match-threshold", "1", "--max-growth", "none"]
+    assert run(["match", *files, *options, "-o", str(tmp_path / "g.pt"), "-q"]) == 0
+    merged = model.build().eval()
+    state = torch.load(tmp_path / "g.pt", weights_only=True)
+    resize_module(merged, {name: tuple(tensor.shape) for name, tensor in state.items()})
+    merged.load_state_dict(state)
+    mean = torch.stack([outputs(module, model) for module in modules]).mean(0)
+    assert torch.allclose(outputs(merged, model), mean, rtol=0, atol=TIGHT)
+
+
+def test_an_exported_program_agrees_with_the_merged_model(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = ZOO["resnet B"]
+    files = copies(generic(model, seed=1), model, tmp_path, 2)
+    merged, exported = str(tmp_path / "g.pt"), str(tmp_path / "g.pt2")
+    assert run(["match", *files, *arguments("resnet B"), "-o", merged, "-q"]) == 0
+    assert run(["export", merged, *arguments("resnet B"), "-o", exported]) == 0
+    assert "differ by" in capsys.readouterr().out
+    program = torch.export.load(exported).module()
+    module = model.build().eval()
+    module.load_state_dict(torch.load(merged, weights_only=True))
+    with torch.no_grad():
+        assert torch.allclose(program(*model.inputs()), module(*model.inputs()), atol=TIGHT)
+    assert run(["export", merged, *arguments("resnet B"), "-o", exported]) == 2  # exists
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "code", "says"),
+    [
+        ("--model", "nowhere.py:build", 3, "nowhere.py"),
+        ("--model", f"{__name__}:nothing", 3, "nothing"),
+        ("--model-arg", "name", 2, "NAME=VALUE"),
+        ("--input-shape", "3,x", 2, "--input-shape"),
+        ("--input-shape", "2,99", 3, ""),
+        ("--state", "1", 2, "ARGUMENT:OUTPUT"),
+    ],
+)
+def test_what_can_not_be_built_or_run_is_refused(
+    option: str,
+    value: str,
+    code: int,
+    says: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    files = copies(generic(ZOO["mlp"], seed=1), ZOO["mlp"], tmp_path, 2)
+    given = dict(zip(*[iter(arguments("mlp"))] * 2, strict=True)) | {option: value}
+    words = [word for pair in given.items() for word in pair]
+    assert run(["match", *files, *words, "-o", str(tmp_path / "g.pt")]) == code
+    err = capsys.readouterr().err
+    assert says in err
+    assert "Traceback" not in err
+    assert not (tmp_path / "g.pt").exists()

@@ -42,7 +42,7 @@ def root(
 @app.command()
 def match(
     clients: opt.Clients,
-    output: opt.Output = Path("global.pt"),
+    output: opt.MergedOutput = Path("global.pt"),
     force: opt.Force = False,
     dtype: opt.Dtype = None,
     dry_run: opt.DryRun = False,
@@ -80,7 +80,7 @@ def match(
     quiet: opt.Quiet = False,
     verbose: opt.Verbose = False,
 ) -> None:
-    """Merge checkpoints into one model, from the files alone."""
+    """Merge checkpoints into one model: from the files alone, or with the model's code."""
     given = locals()
     _use_threads(threads)
     from fedmerge.cli import match as command
@@ -181,8 +181,8 @@ def convert(
 def export(
     merged: opt.Merged,
     model: opt.RequiredModel,
-    output: opt.Output,
-    format: opt.Format = "pt2",
+    output: opt.ExportOutput,
+    format: opt.Format = None,
     model_arg: opt.ModelArg = None,
     input_shape: opt.InputShape = None,
     input_dtype: opt.InputDtype = None,

@@ -29,9 +29,13 @@ def match_options(given: Mapping[str, Any]) -> MatchOptions:
     return MatchOptions(**values)
 
 
-def given_plan(value: str | None) -> Plan | None:
-    """Return the plan of --plan: a file's, or JSON itself (from a merge record)."""
-    if value is None:
+def given_plan(given: Mapping[str, Any]) -> Plan | None:
+    """Return the plan of --plan: a file's, or JSON itself, which a merge record gives.
+
+    A recorded plan makes way for --model.
+    """
+    value: str | None = given["plan"]
+    if value is None or (value.startswith("{") and given["model"] is not None):
         return None
     if not value.startswith("{"):
         return read_plan(Path(value))
@@ -50,8 +54,8 @@ def model_code(given: Mapping[str, Any]) -> ModelCode | None:
     return ModelCode(
         factory=given["model"],
         arguments=dict(_named_value(value) for value in given["model_arg"] or ()),
-        input_shape=_input_shape(given["input_shape"]),
-        input_dtype=given["input_dtype"],
+        input_shapes=tuple(_input_shape(value) for value in given["input_shape"] or ()),
+        input_dtypes=tuple(given["input_dtype"] or ()),
         state=tuple(_state_pair(value) for value in given["state"] or ()),
     )
 
@@ -67,9 +71,7 @@ def _named_value(text: str) -> tuple[str, Any]:
         return name, value
 
 
-def _input_shape(text: str | None) -> tuple[int, ...] | None:
-    if text is None:
-        return None
+def _input_shape(text: str) -> tuple[int, ...]:
     parts = text.replace("x", ",").replace("×", ",").split(",")
     if not all(part.strip().isdecimal() and int(part) > 0 for part in parts):
         raise UsageError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from fedmerge.cli.arguments import model_code
@@ -14,9 +15,9 @@ def run(given: Mapping[str, Any], terminal: Terminal) -> None:
     """Export the merged model and say how well the file agrees with it."""
     code = model_code(given)
     assert code is not None
-    done = export(
-        given["merged"], code, given["output"], format=given["format"], force=given["force"]
-    )
+    output: Path = given["output"]
+    chosen = given["format"] or ("onnx" if output.suffix == ".onnx" else "pt2")
+    done = export(given["merged"], code, output, format=chosen, force=given["force"])
     terminal.result(
         {"output": str(done.output), "format": done.format, "difference": done.difference}
     )

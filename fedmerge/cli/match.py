@@ -22,7 +22,7 @@ from fedmerge.workflow.predict import Prediction, predict
 def run(given: Mapping[str, Any], terminal: Terminal) -> None:
     """Merge the clients, write the result and say what it is."""
     started = time.perf_counter()
-    options, plan = match_options(given), given_plan(given["plan"])
+    options, plan = match_options(given), given_plan(given)
     output, device = Path(given["output"]), choose_device(given["device"])
     paths = [path for path in expand_sources(given["clients"]) if isinstance(path, Path)]
     if not given["dry_run"]:
@@ -104,7 +104,7 @@ def _ways_to_load(merge: Merge, output: Path) -> list[str]:
 
 def _quality(output: Path) -> str:
     return (
-        "quality: unknown without data and model; evaluate "
+        "quality: unknown without data; evaluate "
         f"{output.name} as you evaluate the clients before you use it"
     )
 

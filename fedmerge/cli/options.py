@@ -37,6 +37,16 @@ Output: TypeAlias = Annotated[
         "-o",
     ),
 ]
+MergedOutput: TypeAlias = Annotated[
+    Path,
+    _option(
+        _OUT,
+        "Where to write: .pt, .pth, .bin, .ckpt or .safetensors (default: global.pt).",
+        "--output",
+        "-o",
+    ),
+]
+ExportOutput: TypeAlias = Annotated[Path, _option(_OUT, "Where to write.", "--output", "-o")]
 OptionalOutput: TypeAlias = Annotated[
     Path | None, _option(_OUT, "Also write it as JSON to this file.", "--output", "-o")
 ]
@@ -82,33 +92,30 @@ PlanFile: TypeAlias = Annotated[
         _ARCH, "Which axis carries which units, as `fedmerge plan -o` writes it.", metavar="FILE"
     ),
 ]
-Model: TypeAlias = Annotated[
-    str | None,
-    _option(
-        _ARCH,
-        "Your model's code: a class or function that returns it. This runs your code.",
-        metavar="FILE.py:NAME|PACKAGE.MODULE:NAME",
-    ),
-]
-RequiredModel: TypeAlias = Annotated[
-    str,
-    _option(
-        _ARCH,
-        "Your model's code: a class or function that returns it. This runs your code.",
-        metavar="FILE.py:NAME|PACKAGE.MODULE:NAME",
-    ),
-]
+_MODEL = _option(
+    _ARCH,
+    "Your model: code that returns it, or a .pt2 or TorchScript file. This runs it.",
+    metavar="FILE.py:NAME|PACKAGE.MODULE:NAME|FILE.pt2",
+)
+Model: TypeAlias = Annotated[str | None, _MODEL]
+RequiredModel: TypeAlias = Annotated[str, _MODEL]
 ModelArg: TypeAlias = Annotated[
     list[str] | None,
     _option(_ARCH, "An argument of the model's factory; repeatable.", metavar="NAME=VALUE"),
 ]
 InputShape: TypeAlias = Annotated[
-    str | None,
-    _option(_ARCH, "The model's input (default: from its first layer).", metavar="1,3,32,32"),
+    list[str] | None,
+    _option(
+        _ARCH,
+        "The model's input (default: from its first layer); one each if it has several.",
+        metavar="1,3,32,32",
+    ),
 ]
 InputDtype: TypeAlias = Annotated[
-    str | None,
-    _option(_ARCH, "The input's dtype; long draws tokens.", metavar="float32|long|…"),
+    list[str] | None,
+    _option(
+        _ARCH, "The input's dtype, long draws tokens; one per input.", metavar="float32|long|…"
+    ),
 ]
 State: TypeAlias = Annotated[
     list[str] | None,
@@ -118,10 +125,14 @@ State: TypeAlias = Annotated[
         metavar="I:J",
     ),
 ]
-Format: TypeAlias = Annotated[str, _option(_OUT, "What to write.", metavar="pt2|onnx")]
+Format: TypeAlias = Annotated[
+    str | None, _option(_OUT, "What to write (default: by the name).", metavar="pt2|onnx")
+]
 Flatten: TypeAlias = Annotated[
     int | None,
-    _option(_ARCH, "Positions per channel where a convolution meets a linear layer.", metavar="K"),
+    _option(
+        _ARCH, "Positions per channel (or steps) that a linear layer reads at once.", metavar="K"
+    ),
 ]
 AssumeChain: TypeAlias = Annotated[
     bool,

@@ -11,6 +11,8 @@ from fedmerge.cli import show
 from fedmerge.cli.arguments import given_plan, match_options, model_code
 from fedmerge.cli.terminal import Terminal
 from fedmerge.graph import plan_to_json
+from fedmerge.types.layouts import Pinned
+from fedmerge.types.plans import Plan
 from fedmerge.workflow.clients import open_clients
 from fedmerge.workflow.match import Prepared, prepare
 
@@ -23,7 +25,7 @@ def run(given: Mapping[str, Any], terminal: Terminal) -> None:
         check_targets([output], inputs=paths, force=given["force"])
     options = match_options(given)
     clients = open_clients(paths, options.reading)
-    plan = given_plan(given["plan"])
+    plan = given_plan(given)
     prepared = prepare(clients, options, plan=plan, model=model_code(given))
     value = plan_to_json(prepared.plan)
     if output is not None:
@@ -46,7 +48,19 @@ def _show(prepared: Prepared, terminal: Terminal) -> None:
         rows.append([group.name, show.widths(own), "yes" if group.can_grow else group.why, axes])
     title = f"{prepared.plan.architecture or 'plan'}: {len(rows)} groups"
     terminal.table(title, ["group", "width", "can grow", "tensors[axis]"], rows)
+    for reason, pinned in _pinned(prepared.plan).items():
+        terminal.line(f"pinned ({reason}): {', '.join(pinned)}")
     for tie in prepared.plan.same_width:
         terminal.line(f"equally wide: {', '.join(tie)}")
     for name in prepared.plan.kept:
         terminal.line(f"kept from {prepared.clients[0].name}: {name}")
+
+
+def _pinned(plan: Plan) -> dict[str, list[str]]:
+    """Return the axes whose order is fixed, by the reason; kernels and the like have none."""
+    found: dict[str, list[str]] = {}
+    for name, tensor in plan.tensors.items():
+        for axis, layout in enumerate(tensor.axes):
+            if isinstance(layout, Pinned) and layout.reason:
+                found.setdefault(layout.reason, []).append(f"{name}[{axis}]")
+    return found

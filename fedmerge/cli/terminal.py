@@ -81,14 +81,17 @@ class Terminal:
 def _draw(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
-    table = Table(title=title, title_justify="left", title_style="bold")
+    console = Console()
+    console.print(title, style="bold", markup=False, highlight=False, soft_wrap=True)
+    table = Table()
     for number, column in enumerate(columns):
         justify: Literal["left", "right"] = "right" if _is_numeric(rows, number) else "left"
         table.add_column(column, justify=justify, overflow="fold")
     for row in rows:
-        table.add_row(*row)
-    Console().print(table, markup=False)
+        table.add_row(*(Text(cell) for cell in row))
+    console.print(table)
 
 
 def _aligned(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:

@@ -4,23 +4,25 @@ from __future__ import annotations
 
 import importlib.util
 import tempfile
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import nn
 
 from fedmerge.checkpoint import check_targets, write_bytes
 from fedmerge.errors import ArchitectureError, UsageError
+from fedmerge.graph.model import evaluating
 from fedmerge.workflow.load import load_model
 from fedmerge.workflow.models import ModelCode, outputs_of, tensors_in
 from fedmerge.workflow.outputs import relative_difference
 
 TOLERANCE = 1e-4  # of float32 outputs, relative to the largest
 
-Inputs: TypeAlias = tuple[torch.Tensor, ...]
+Inputs: TypeAlias = tuple[Any, ...]
 Run: TypeAlias = Callable[[Inputs], list[torch.Tensor]]
 
 
@@ -41,7 +43,7 @@ def export(
     if format not in _WRITERS:
         raise UsageError(f"--format is {format!r}, expected {' or '.join(_WRITERS)}")
     check_targets([output], inputs=[path], force=force)
-    model = load_model(code.build, path).eval()
+    model = evaluating(load_model(code.build, path))
     inputs = code.inputs(model)
     with tempfile.TemporaryDirectory() as folder:
         draft = Path(folder) / f"model.{format}"
@@ -57,7 +59,9 @@ def export(
 
 def _write_pt2(model: nn.Module, inputs: Inputs, path: Path) -> Run:
     try:
-        torch.export.save(torch.export.export(model, inputs), path)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch's own about the model's attributes
+            torch.export.save(torch.export.export(model, inputs), path)
     except Exception as error:
         raise _failed(error) from error
     program = torch.export.load(path).module()
@@ -73,7 +77,11 @@ def _write_onnx(model: nn.Module, inputs: Inputs, path: Path) -> Run:
     import onnxruntime
 
     try:
-        torch.onnx.export(model, inputs, str(path), dynamo=True, external_data=False, verbose=False)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            torch.onnx.export(
+                model, inputs, str(path), dynamo=True, external_data=False, verbose=False
+            )
     except Exception as error:
         raise _failed(error) from error
     session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])

@@ -116,7 +116,7 @@ def prepare(
         client_widths=client_widths,
         dials=dials,
         averaging=averaging_for(options, dials, planned, clients),
-        warnings=(*_same_files(clients), *_different_buffers(aligned)),
+        warnings=(*_nothing_free(planned), *_same_files(clients), *_different_buffers(aligned)),
     )
 
 
@@ -213,6 +213,14 @@ def _entry(name: str, matching: GroupMatching, width: int) -> GroupEntry:
         match_rate=matching.match_rate,
         scatter=matching.scatter,
     )
+
+
+def _nothing_free(plan: Plan) -> list[str]:
+    """Say that nothing can be matched, if so, and why that usually is."""
+    if plan.groups:
+        return []
+    why = "a net without hidden layers, kept tensors, or a returned state that --state could pair"
+    return [f"no hidden units are free, so tensors are averaged element by element ({why})"]
 
 
 def _same_files(clients: Sequence[Checkpoint]) -> list[str]:

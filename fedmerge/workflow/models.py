@@ -15,6 +15,7 @@ from fedmerge.checkpoint import Checkpoint
 from fedmerge.errors import ArchitectureError, UsageError
 from fedmerge.graph.model import (
     deduce_inputs,
+    evaluating,
     load_factory,
     plan_model,
     probe_growth,
@@ -29,20 +30,31 @@ from fedmerge.workflow.clients import name_difference
 class ModelCode:
     """Where the user's model comes from, and what it is fed; running it is the user's wish."""
 
-    factory: str  # package.module:name or file.py:name
+    factory: str  # package.module:name, file.py:name, or a .pt2 or TorchScript file
     arguments: Mapping[str, Any] = field(default_factory=dict)
-    input_shape: tuple[int, ...] | None = None
-    input_dtype: str | None = None
+    input_shapes: tuple[tuple[int, ...], ...] = ()  # with the batch; none: from the first layer
+    input_dtypes: tuple[str, ...] = ()  # of the first inputs
     state: tuple[tuple[int, int], ...] = ()  # forward's arguments that are outputs of the last call
 
     def build(self) -> nn.Module:
         """Return the model as the user's code makes it."""
         return load_factory(self.factory, self.arguments)
 
-    def inputs(self, model: nn.Module) -> tuple[torch.Tensor, ...]:
-        """Return random inputs for the model, of the given shape or of one at which it runs."""
-        dtype = None if self.input_dtype is None else _torch_dtype(self.input_dtype)
-        return deduce_inputs(model, shape=self.input_shape, dtype=dtype)
+    def inputs(self, model: nn.Module) -> tuple[Any, ...]:
+        """Return random inputs for the model, of the given shapes or of one at which it runs.
+
+        States that are not among them start as zeros, shaped like the outputs that they are.
+        """
+        inputs: list[Any] = []
+        for number, shape in enumerate(self.input_shapes or (None,)):
+            given = self.input_dtypes[number : number + 1]
+            dtype = _torch_dtype(given[0]) if given else None
+            inputs += deduce_inputs(model, shape=shape, dtype=dtype)
+        missing = sorted(pair for pair in self.state if pair[0] >= len(inputs))
+        if missing:
+            outputs = _call(model, inputs)
+            inputs += [pytree.tree_map(torch.zeros_like, outputs[output]) for _, output in missing]
+        return tuple(inputs)
 
 
 def plan_code(code: ModelCode, client: Checkpoint, *, seed: int) -> Plan:
@@ -57,8 +69,8 @@ def plan_code(code: ModelCode, client: Checkpoint, *, seed: int) -> Plan:
     plan = probe_growth(model, plan, inputs, rng=rng, state=code.state)
     own_names = {model_name: name for name, model_name in names.items()}
     notes = list(plan.notes)
-    if code.input_shape is None:
-        shapes = ", ".join("×".join(map(str, tensor.shape)) for tensor in inputs)
+    if not code.input_shapes:
+        shapes = ", ".join("×".join(map(str, tensor.shape)) for tensor in tensors_in(inputs))
         notes.append(f"the model was run on random inputs of shape {shapes}")
     if own_names != {name: name for name in own_names} and not _is_prefixed(names, client):
         notes.append("the file's names differ from the model's: paired in order, shapes agree")
@@ -109,10 +121,22 @@ def _torch_dtype(name: str) -> torch.dtype:
     return dtype
 
 
-def outputs_of(model: nn.Module, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+def _call(model: nn.Module, inputs: Sequence[Any]) -> Any:
+    """Return what the model gives without its state, or ask for the state's shape."""
+    try:
+        with torch.no_grad():
+            return evaluating(model)(*inputs)
+    except Exception as error:
+        raise ArchitectureError(
+            f"the model does not run without its state: {error}",
+            "give the shapes of all its inputs, one --input-shape each",
+        ) from error
+
+
+def outputs_of(model: nn.Module, inputs: Sequence[Any]) -> list[torch.Tensor]:
     """Return all tensors among a model's outputs in evaluation mode."""
     with torch.no_grad():
-        return tensors_in(model.eval()(*inputs))
+        return tensors_in(evaluating(model)(*inputs))
 
 
 def tensors_in(value: object) -> list[torch.Tensor]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import nn
@@ -18,7 +19,7 @@ def output_differences(merge: Merge, code: ModelCode) -> Iterator[str]:
     """Yield every client whose outputs change when it is placed into the global layout."""
     names = model_names(merge.clients[0], code.build())
     own_names = {merge.clients[0].output_name(name): names[name] for name in names}
-    inputs: tuple[torch.Tensor, ...] | None = None
+    inputs: tuple[Any, ...] | None = None
     for number, client in enumerate(merge.clients):
         reader = merge.aligned[number]
         own = {names[name]: torch.from_numpy(reader.read(name)) for name in names}

@@ -18,7 +18,8 @@ from fedmerge.errors import FedmergeError
 from fedmerge.graph import solve_widths
 from fedmerge.types.progress import Progress, silent
 from fedmerge.workflow.clients import open_clients
-from fedmerge.workflow.match import decide, prepare
+from fedmerge.workflow.match import Prepared, decide, prepare
+from fedmerge.workflow.merge import Merge
 from fedmerge.workflow.record import GroupEntry, MergeRecord, record_from_json
 
 if TYPE_CHECKING:
@@ -60,7 +61,10 @@ def verify(
     ]
     recompute = bool(sources) and not differences
     if recompute:
-        differences += _client_differences(record, expand_paths(sources), model, progress)
+        clients = _opened(record, expand_paths(sources))
+        differences += _client_differences(record, clients, progress)
+        if model is not None and not differences:
+            differences += _output_differences(record, clients, model)
     recomputed = len(record.sources) if recompute and not differences else 0
     return Verification(len(record.tensors), recomputed, tuple(differences))
 
@@ -131,17 +135,43 @@ def _group_differences(
         yield f"global unit {min(missing)} of group '{entry.name}' belongs to no client"
 
 
+def _opened(record: MergeRecord, sources: Sequence[Path]) -> dict[str, Checkpoint]:
+    """Return the given clients by their hashes."""
+    clients = open_clients(sources, record.options.reading)
+    return {client.sha256(): client for client in clients}
+
+
 def _client_differences(
-    record: MergeRecord, sources: Sequence[Path], model: ModelCode | None, progress: Progress
+    record: MergeRecord, clients: Mapping[str, Checkpoint], progress: Progress
 ) -> list[str]:
     """Recompute every global tensor from the clients and compare the hashes."""
     try:
-        found = open_clients(sources, record.options.reading)
-        clients = {client.sha256(): client for client in found}
         differences = list(_source_differences(record, clients))
-        return differences or list(_recomputed_differences(record, clients, model, progress))
+        return differences or list(_recomputed_differences(record, clients, progress))
     except FedmergeError as error:
         return [f"the clients do not fit the record: {error.problem}"]
+
+
+def _output_differences(
+    record: MergeRecord, clients: Mapping[str, Checkpoint], model: ModelCode
+) -> list[str]:
+    from fedmerge.workflow.outputs import output_differences
+
+    return list(output_differences(_replayed(record, _prepared(record, clients)), model))
+
+
+def _prepared(record: MergeRecord, clients: Mapping[str, Checkpoint]) -> Prepared:
+    """Return the recorded clients, planned as recorded."""
+    ordered = [clients[source.sha256].renamed(source.name) for source in record.sources]
+    return prepare(ordered, record.options, plan=record.plan)
+
+
+def _replayed(record: MergeRecord, prepared: Prepared) -> Merge:
+    """Return the recorded merge of prepared clients."""
+    widths = {entry.name: entry.width for entry in record.groups}
+    return decide(
+        prepared, record.options, widths, record.assignments, record.groups, width_limit=None
+    )
 
 
 def _source_differences(record: MergeRecord, clients: Mapping[str, Checkpoint]) -> Iterator[str]:
@@ -158,30 +188,19 @@ def _source_differences(record: MergeRecord, clients: Mapping[str, Checkpoint]) 
 
 
 def _recomputed_differences(
-    record: MergeRecord,
-    clients: Mapping[str, Checkpoint],
-    model: ModelCode | None,
-    progress: Progress,
+    record: MergeRecord, clients: Mapping[str, Checkpoint], progress: Progress
 ) -> Iterator[str]:
-    ordered = [clients[source.sha256].renamed(source.name) for source in record.sources]
-    prepared = prepare(ordered, record.options, plan=record.plan)
+    prepared = _prepared(record, clients)
     for entry in record.groups:
         own = tuple(widths.get(entry.name) for widths in prepared.client_widths)
         if own != entry.client_widths:
             yield f"group '{entry.name}' has other widths with the recorded options and clients"
             return
-    widths = {entry.name: entry.width for entry in record.groups}
-    merge = decide(
-        prepared, record.options, widths, record.assignments, record.groups, width_limit=None
-    )
-    if (merge.parameters(widths), merge.growth) != (record.parameters, record.growth):
+    merge = _replayed(record, prepared)
+    if (merge.parameters(merge.widths), merge.growth) != (record.parameters, record.growth):
         yield "the recorded parameters or growth are not those of the recorded widths"
     for number, (name, info) in enumerate(merge.tensors.items()):
         progress("recomputing", number, len(merge.tensors))
         written = merge.clients[0].output_name(name)
         if array_digest(merge.read(name), info.dtype) != record.tensors[written]:
             yield f"tensor '{written}' is not what its clients and assignments give"
-    if model is not None:
-        from fedmerge.workflow.outputs import output_differences
-
-        yield from output_differences(merge, model)

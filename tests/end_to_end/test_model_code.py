@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -142,6 +144,66 @@ def test_an_exported_program_agrees_with_the_merged_model(
     with torch.no_grad():
         assert torch.allclose(program(*model.inputs()), module(*model.inputs()), atol=TIGHT)
     assert run(["export", merged, *arguments("resnet B"), "-o", exported]) == 2  # exists
+
+
+@pytest.mark.parametrize("name", ["resnet B", "lstm, 2 layers", "vit"])
+def test_an_exported_program_or_torchscript_carries_its_own_graph(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = ZOO[name]
+    module = generic(model, seed=1)
+    files = copies(module, model, tmp_path, 2)
+    shape = arguments(name)[4:]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch deprecates TorchScript, and dislikes LSTMs
+        torch.export.save(torch.export.export(module, model.inputs()), tmp_path / "net.pt2")
+        torch.jit.save(torch.jit.trace(module, model.inputs()), str(tmp_path / "net.ts"))  # type: ignore[no-untyped-call]
+    written = []
+    for graph in ("net.pt2", "net.ts"):
+        output = tmp_path / f"{graph}.pt"
+        command = ["match", *files, "--model", str(tmp_path / graph), *shape, "-o", str(output)]
+        assert run([*command, "--max-growth", "1", "--json"]) == 0
+        written.append(torch.load(output, weights_only=True))
+        assert len(json.loads(capsys.readouterr().out)["groups"]) == model.groups
+    merged = model.build().eval()
+    for state in written:
+        merged.load_state_dict(state)
+        assert torch.allclose(outputs(merged, model), outputs(module, model), atol=TIGHT)
+
+
+def test_a_carried_state_is_paired_by_state(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    torch.manual_seed(0)
+    file = tmp_path / "carried.py"
+    file.write_text(CARRIED)
+    code = ["--model", f"{file}:Carried"]
+    namespace: dict[str, type[nn.Module]] = {}
+    exec(CARRIED, namespace)
+    torch.save(namespace["Carried"]().state_dict(), tmp_path / "a.pt")
+    client = str(tmp_path / "a.pt")
+    assert run(["plan", client, *code]) == 0
+    assert "--state" in capsys.readouterr().err  # nothing is free: the state is an output
+    assert run(["plan", client, *code, "--state", "1:1"]) == 0
+    assert "1 groups" in capsys.readouterr().out
+    explicit = ["--input-shape", "2,4,5", "--input-shape", "1,2,6", "--state", "1:1"]
+    assert run(["plan", client, *code, *explicit]) == 0
+    assert "1 groups" in capsys.readouterr().out
+
+
+CARRIED = """
+import torch
+from torch import nn
+
+class Carried(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.gru, self.fc = nn.GRU(5, 6, batch_first=True), nn.Linear(6, 3)
+
+    def forward(self, x, state=None):
+        steps, state = self.gru(x, state)
+        return self.fc(steps), state
+"""
 
 
 @pytest.mark.parametrize(

@@ -5,11 +5,12 @@ from fedmerge.graph.model.inputs import deduce_inputs
 from fedmerge.graph.model.load import load_factory
 from fedmerge.graph.model.plan import plan_model, plan_walked
 from fedmerge.graph.model.verify import verify_plan
-from fedmerge.graph.model.walk import Walked, walk_model
+from fedmerge.graph.model.walk import Walked, evaluating, walk_model
 
 __all__ = [
     "Walked",
     "deduce_inputs",
+    "evaluating",
     "load_factory",
     "plan_model",
     "plan_walked",

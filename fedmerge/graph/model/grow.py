@@ -20,7 +20,7 @@ from fedmerge.graph.model.values import (
     lowest_precision,
     run,
 )
-from fedmerge.graph.model.walk import StatePairs, copied, float_tensors
+from fedmerge.graph.model.walk import StatePairs, copied, evaluating, float_tensors
 from fedmerge.graph.resize import resize_module
 from fedmerge.graph.widths import solve_widths
 from fedmerge.types.layouts import axis_size, index_map
@@ -160,7 +160,7 @@ def resized(
                 after[name][torch.meshgrid(*maps, indexing="ij")] = before[name]
             else:
                 after[name].copy_(before[name])
-    return result.eval()
+    return evaluating(result)
 
 
 def _bundles(plan: Plan, fixed: dict[str, str]) -> list[Bundle]:

@@ -5,23 +5,32 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import sys
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 
+import torch
 from torch import nn
 
 from fedmerge.errors import ArchitectureError, FedmergeError
 
-_HINT = "--model is package.module:name or file.py:name, where name() returns an nn.Module"
+_HINT = (
+    "--model is package.module:name or file.py:name, where name() returns an nn.Module, "
+    "or a .pt2 or TorchScript file"
+)
+_ARCHIVES = (".pt2", ".ts", ".pt", ".pth", ".jit", ".torchscript")
 
 
 def load_factory(reference: str, arguments: Mapping[str, object]) -> nn.Module:
     """Return the module that a class, function or lambda of the user's code builds.
 
-    Runs that code. The file's folder is importable while it loads and builds.
+    Runs that code. The file's folder is importable while it loads and builds. A `.pt2` exported
+    program or a TorchScript file is a model by itself.
     """
+    if (archive := Path(reference).expanduser()).suffix in _ARCHIVES and ":" not in archive.name:
+        return _load_archive(archive)
     place, separator, name = reference.rpartition(":")
     if not separator or not place or not name:
         raise ArchitectureError(f"'{reference}' names no model", _HINT)
@@ -58,6 +67,24 @@ def _build(
         kind = type(built).__name__
         raise ArchitectureError(f"'{reference}': {name}() returns {kind}, no nn.Module", _HINT)
     return built
+
+
+def _load_archive(path: Path) -> nn.Module:
+    """Return the model of an exported program or a TorchScript file."""
+    if not path.is_file():
+        raise ArchitectureError(f"'{path}': there is no such file", _HINT)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch's own about the format
+            if path.suffix == ".pt2":
+                return torch.export.load(path).module()
+            scripted: nn.Module = torch.jit.load(str(path), map_location="cpu")  # type: ignore[no-untyped-call]
+            return scripted
+    except Exception as error:
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else repr(error)
+        raise ArchitectureError(
+            f"'{path}' is neither an exported program (.pt2) nor TorchScript: {reason}", _HINT
+        ) from error
 
 
 def _load_file(path: Path) -> ModuleType:

@@ -106,7 +106,7 @@ def _telling_model(
     else:
         raise ArchitectureError(
             "the plan cannot be verified: on random values the outputs are zero or not finite",
-            "give inputs that the model is made for with --input-shape or --probe-data",
+            "give inputs that the model is made for with --input-shape and --input-dtype",
         )
     if differ(outputs, run(module, inputs, state=state), TOLERANCE[dtype]):
         raise ArchitectureError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -73,12 +74,21 @@ def _pin_unused(trace: Trace, tensors: dict[str, Axes]) -> None:
                     trace.labels.pin(label, "unused")
 
 
+def evaluating(model: nn.Module) -> nn.Module:
+    """Return the model in evaluation mode; an exported program is in the mode it was made in."""
+    try:
+        return model.eval()
+    except NotImplementedError:
+        return model
+
+
 def copied(model: nn.Module) -> nn.Module:
     """Return a copy of a model on the CPU, in evaluation mode."""
     try:
-        with torch.no_grad():  # so that copies of scripted parameters carry no graph
-            return copy.deepcopy(model).to("cpu").eval()
-    except (RuntimeError, TypeError, NotImplementedError) as error:
+        with torch.no_grad(), warnings.catch_warnings():  # scripted parameters carry no graph then
+            warnings.simplefilter("ignore", FutureWarning)  # torch's own, for exported programs
+            return evaluating(copy.deepcopy(model).to("cpu"))
+    except (RuntimeError, TypeError) as error:
         raise ArchitectureError(
             f"the model cannot be copied: {_first_line(error)}",
             "build it without tensors that carry a graph, and on the CPU",

@@ -40,7 +40,7 @@ class GatheredUnits:
     @property
     def squares(self) -> float:
         """The sum of all weights' squares."""
-        return float(np.sum(np.square(self.weights), dtype=np.float64))
+        return float(np.sum(np.square(self.weights, dtype=np.float64)))
 
 
 def gather_units(

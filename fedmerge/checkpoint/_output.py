@@ -24,6 +24,13 @@ def check_output(path: str | Path, *, inputs: Sequence[str | Path], force: bool)
 
 def check_targets(targets: Sequence[Path], *, inputs: Sequence[str | Path], force: bool) -> None:
     """Raise `UsageError` if any of the files of one folder cannot or must not be written."""
+    try:
+        _check_targets(targets, inputs, force)
+    except OSError as error:  # a name that is too long, say
+        raise UsageError(f"{targets[0]}: cannot be written ({error.strerror or error})") from None
+
+
+def _check_targets(targets: Sequence[Path], inputs: Sequence[str | Path], force: bool) -> None:
     path = targets[0]
     if not path.parent.is_dir():
         raise UsageError(f"{path}: its folder does not exist", f"mkdir -p {path.parent}")

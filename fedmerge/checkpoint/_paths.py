@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fedmerge.checkpoint._failures import unreadable
+from fedmerge.checkpoint._record import has_record
 from fedmerge.errors import CheckpointError
 
 MODEL_SUFFIXES = (".pt", ".pth", ".bin", ".ckpt", ".safetensors", ".t7", ".tar")
@@ -71,7 +72,9 @@ def _files_in(folder: Path) -> list[Path]:
     files = [
         path
         for path in folder.iterdir()
-        if path.suffix.lower() in MODEL_SUFFIXES and not path.name.startswith(".")
+        if path.suffix.lower() in MODEL_SUFFIXES
+        and not path.name.startswith(".")
+        and not has_record(path)  # what was merged here before is no client of the next merge
     ]
     if not files:
         raise CheckpointError(

@@ -38,6 +38,14 @@ def read_record(path: str | Path) -> dict[str, Any]:
         raise unreadable(path, error) from error
 
 
+def has_record(path: Path) -> bool:
+    """Return whether a file is a merged model: its record is inside or beside it."""
+    try:
+        return RECORD_KEY in read_record(path)
+    except CheckpointError:
+        return False
+
+
 def readable(record: Mapping[str, Any]) -> str:
     """Return a record as indented JSON, each list of numbers on one line.
 

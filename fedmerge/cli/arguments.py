@@ -48,6 +48,9 @@ def given_plan(given: Mapping[str, Any]) -> Plan | None:
 def model_code(given: Mapping[str, Any]) -> ModelCode | None:
     """Return the user's model code of --model, if given."""
     if given["model"] is None:
+        for name in ("model_arg", "input_shape", "input_dtype", "state"):
+            if given[name]:
+                raise UsageError(f"--{name.replace('_', '-')} says nothing without --model")
         return None
     from fedmerge.workflow.models import ModelCode
 

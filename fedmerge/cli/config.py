@@ -9,7 +9,7 @@ from typing import Any
 
 import typer
 
-from fedmerge.errors import FedmergeError, UsageError
+from fedmerge.errors import CheckpointError, FedmergeError, UsageError
 
 
 def load_config(context: typer.Context, path: Path | None) -> Path | None:
@@ -91,12 +91,14 @@ def _recorded_clients(digests: Mapping[str, str], options: Mapping[str, Any]) ->
     reading = ReadOptions(
         options.get("key"), options.get("weights"), tuple(options.get("allow_global") or ())
     )
+    hint = "name the clients on the command line: they are looked for beside the record"
     for path, digest in digests.items():
-        if open_checkpoint(path, reading).sha256() != digest:
-            raise UsageError(
-                f"{path} is not the file that was merged: its SHA-256 differs",
-                "name the clients on the command line to merge other files with these options",
-            )
+        try:
+            found = open_checkpoint(path, reading).sha256()
+        except CheckpointError as error:
+            raise UsageError(f"a recorded client can't be read: {error.problem}", hint) from None
+        if found != digest:
+            raise UsageError(f"{path} is not the file that was merged: its SHA-256 differs", hint)
     return list(digests)
 
 

@@ -69,7 +69,12 @@ def _show_merge(merge: Merge, output: Path, clients: Sequence[Path], terminal: T
         else [str(output), str(record_path(output))]
     )
     terminal.line(f"wrote {' and '.join(files)}; check it with:")
-    terminal.line(shlex.join(["fedmerge", "verify", str(output), *map(str, clients)]))
+    terminal.line(shlex.join(["fedmerge", "verify", *map(_as_argument, [output, *clients])]))
+
+
+def _as_argument(path: Path) -> str:
+    """Return a path that is no option, whatever its name starts with."""
+    return f"./{path}" if str(path).startswith("-") else str(path)
 
 
 def _sizes(merge: Merge) -> list[str]:
@@ -77,7 +82,7 @@ def _sizes(merge: Merge) -> list[str]:
     line = f"parameters: {show.count(size)} (growth {merge.growth:.2f}"
     line += f"; the {len(merge.clients)} clients together: {show.count(together)})"
     lines = [line]
-    if merge.width_limit is not None and merge.dials.max_growth != 1:
+    if merge.width_limit is not None and merge.growth > 1:
         lines.append(
             f"every group was held to {merge.width_limit:.2f} × its widest client "
             f"to stay within --max-growth {merge.dials.max_growth:g}"

@@ -17,7 +17,7 @@ def _option(panel: str, help_text: str, *names: str, **settings: Any) -> Any:
 
 
 def _files(help_text: str) -> Any:
-    return typer.Argument(help=help_text, show_default=False)
+    return typer.Argument(help=help_text, show_default=False, readable=False)
 
 
 _ANY_FILES = "Checkpoint files, folders of them, or quoted globs."

@@ -2,6 +2,8 @@
 
 from collections.abc import Sequence
 
+MOST_LISTED = 8
+
 
 def count(number: int) -> str:
     """Return 431080 as 431,080."""
@@ -19,8 +21,12 @@ def megabytes(size: int) -> str:
 
 
 def widths(clients: Sequence[int]) -> str:
-    """Return the clients' widths: one number if they agree."""
-    return str(clients[0]) if len(set(clients)) == 1 else ", ".join(map(str, clients))
+    """Return the clients' widths: one number if they agree, a range if they are many."""
+    if len(set(clients)) == 1:
+        return str(clients[0])
+    if len(clients) > MOST_LISTED:
+        return f"{min(clients)} to {max(clients)}"
+    return ", ".join(map(str, clients))
 
 
 def shape(lengths: Sequence[int]) -> str:

@@ -102,8 +102,8 @@ def prepare(
 ) -> Prepared:
     """Bring clients to one set of names, plan them and check that they fit together."""
     kept = keep_matches(options.keep, clients[0])
-    if plan is None and model is not None:
-        plan = _planned_from_code(model, clients[0], seed=options.seed)
+    if model is not None:
+        plan = _plan_with_code(model, clients[0], plan, seed=options.seed)
     aligned = align_names(clients, by_order=options.match_by_order, keep=options.keep)
     planned, client_widths = plan_clients(aligned, options.chain, given=plan, kept=kept)
     if options.dtype is None:
@@ -120,10 +120,14 @@ def prepare(
     )
 
 
-def _planned_from_code(model: ModelCode, client: Checkpoint, *, seed: int) -> Plan:
-    from fedmerge.workflow.models import plan_code  # merging from files alone does without
+def _plan_with_code(model: ModelCode, client: Checkpoint, given: Plan | None, *, seed: int) -> Plan:
+    """Return the given plan, checked on the model, or the model's own."""
+    from fedmerge.workflow.models import check_plan, plan_code  # files alone do without
 
-    return plan_code(model, client, seed=seed)
+    if given is None:
+        return plan_code(model, client, seed=seed)
+    check_plan(model, client, given, seed=seed)
+    return given
 
 
 def merge_prepared(
@@ -216,7 +220,13 @@ def _entry(name: str, matching: GroupMatching, width: int) -> GroupEntry:
 
 
 def _nothing_free(plan: Plan) -> list[str]:
-    """Say that nothing can be matched, if so, and why that usually is."""
+    """Say if nothing, or a recurrent layer, can't be matched, and why that usually is."""
+    pinned = [n for n, t in plan.tensors.items() if t.role == "recurrent" and not t.produces]
+    if plan.groups and pinned:
+        return [
+            f"the units of '{pinned[0]}' are not matched, because its state is an output of the "
+            "model: where that state is fed back, say so with --state"
+        ]
     if plan.groups:
         return []
     why = "a net without hidden layers, kept tensors, or a returned state that --state could pair"

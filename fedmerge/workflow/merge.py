@@ -121,7 +121,8 @@ class Merge:
             planned = self.plan.tensors.get(source)
             if planned is not None:
                 values = place_tensor(values, planned, self.placements[number], self.widths)
-            state[first.output_name(name)] = to_torch(values, info.dtype)
+            stored = client.tensors.get(source, info)
+            state[first.output_name(name)] = to_torch(values, stored.dtype)
         return state
 
     def write(self, path: str | Path, *, force: bool = False) -> None:

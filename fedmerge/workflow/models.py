@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -38,7 +40,8 @@ class ModelCode:
 
     def build(self) -> nn.Module:
         """Return the model as the user's code makes it."""
-        return load_factory(self.factory, self.arguments)
+        with _users_code():
+            return load_factory(self.factory, self.arguments)
 
     def inputs(self, model: nn.Module) -> tuple[Any, ...]:
         """Return random inputs for the model, of the given shapes or of one at which it runs.
@@ -49,10 +52,11 @@ class ModelCode:
         for number, shape in enumerate(self.input_shapes or (None,)):
             given = self.input_dtypes[number : number + 1]
             dtype = _torch_dtype(given[0]) if given else None
-            inputs += deduce_inputs(model, shape=shape, dtype=dtype)
+            with _users_code():
+                inputs += deduce_inputs(model, shape=shape, dtype=dtype)
         missing = sorted(pair for pair in self.state if pair[0] >= len(inputs))
         if missing:
-            outputs = _call(model, inputs)
+            outputs = _call(model, inputs, len(missing))
             inputs += [pytree.tree_map(torch.zeros_like, outputs[output]) for _, output in missing]
         return tuple(inputs)
 
@@ -64,9 +68,10 @@ def plan_code(code: ModelCode, client: Checkpoint, *, seed: int) -> Plan:
     resize_module(model, {names[name]: info.shape for name, info in client.tensors.items()})
     inputs = code.inputs(model)
     rng = np.random.default_rng(seed)
-    plan = plan_model(model, inputs, state=code.state)
-    verify_plan(model, plan, inputs, rng=rng, state=code.state)
-    plan = probe_growth(model, plan, inputs, rng=rng, state=code.state)
+    with _users_code():
+        plan = plan_model(model, inputs, state=code.state)
+        verify_plan(model, plan, inputs, rng=rng, state=code.state)
+        plan = probe_growth(model, plan, inputs, rng=rng, state=code.state)
     own_names = {model_name: name for name, model_name in names.items()}
     notes = list(plan.notes)
     if not code.input_shapes:
@@ -77,16 +82,37 @@ def plan_code(code: ModelCode, client: Checkpoint, *, seed: int) -> Plan:
     return _renamed(replace(plan, notes=tuple(notes)), own_names)
 
 
+def check_plan(code: ModelCode, client: Checkpoint, plan: Plan, *, seed: int) -> None:
+    """Refuse a plan that the user's model contradicts."""
+    model = code.build()
+    names = model_names(client, model)
+    resize_module(model, {names[name]: info.shape for name, info in client.tensors.items()})
+    inputs = code.inputs(model)
+    with _users_code():
+        rng = np.random.default_rng(seed)
+        verify_plan(model, _renamed(plan, names), inputs, rng=rng, state=code.state)
+
+
+@contextmanager
+def _users_code() -> Iterator[None]:
+    """Let the user's code print to stderr: stdout is for results."""
+    with redirect_stdout(sys.stderr):
+        yield
+
+
 def model_names(client: Checkpoint, model: nn.Module) -> dict[str, str]:
-    """Return the model's name of every tensor of a file: the same, prefixed, or by order."""
+    """Return the model's name of every tensor of a file: the same, prefixed, or by order.
+
+    By order only if the last parts of the names agree one by one, and the numbers of axes.
+    """
     expected = model.state_dict()
     written = {name: client.output_name(name) for name in client.tensors}
     plain = {name: name for name in client.tensors}
     for names in (written, plain):
         if set(names.values()) == set(expected):
             return names
-    shapes = [info.shape for info in client.tensors.values()]
-    if shapes == [tuple(tensor.shape) for tensor in expected.values()]:
+    own = [(name.rpartition(".")[2], len(i.shape)) for name, i in client.tensors.items()]
+    if own == [(name.rpartition(".")[2], tensor.dim()) for name, tensor in expected.items()]:
         return dict(zip(client.tensors, expected, strict=True))
     raise ArchitectureError(
         f"{client.name}: {name_difference(plain, expected)}, compared with the model",
@@ -121,11 +147,14 @@ def _torch_dtype(name: str) -> torch.dtype:
     return dtype
 
 
-def _call(model: nn.Module, inputs: Sequence[Any]) -> Any:
-    """Return what the model gives without its state, or ask for the state's shape."""
+def _call(model: nn.Module, inputs: Sequence[Any], states: int) -> Any:
+    """Return what the model gives without its states, or ask for their shapes."""
     try:
-        with torch.no_grad():
-            return evaluating(model)(*inputs)
+        with torch.no_grad(), _users_code():
+            try:
+                return evaluating(model)(*inputs)
+            except TypeError:
+                return model(*inputs, *[None] * states)
     except Exception as error:
         raise ArchitectureError(
             f"the model does not run without its state: {error}",
@@ -135,7 +164,7 @@ def _call(model: nn.Module, inputs: Sequence[Any]) -> Any:
 
 def outputs_of(model: nn.Module, inputs: Sequence[Any]) -> list[torch.Tensor]:
     """Return all tensors among a model's outputs in evaluation mode."""
-    with torch.no_grad():
+    with torch.no_grad(), _users_code():
         return tensors_in(evaluating(model)(*inputs))
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -233,3 +235,19 @@ def test_what_can_not_be_built_or_run_is_refused(
     assert says in err
     assert "Traceback" not in err
     assert not (tmp_path / "g.pt").exists()
+
+
+def test_a_real_process_merges_with_model_code(tmp_path: Path) -> None:
+    model = ZOO["resnet B"]
+    files = copies(generic(model, seed=1), model, tmp_path, 2)
+    words = ["match", *files, *arguments("resnet B"), "-o", str(tmp_path / "g.pt"), "--json"]
+    done = subprocess.run(
+        [sys.executable, "-m", "fedmerge", *words], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["growth"] == 1
+    merged = model.build().eval()
+    merged.load_state_dict(torch.load(tmp_path / "g.pt", weights_only=True))
+    assert torch.allclose(
+        outputs(merged, model), outputs(generic(model, seed=1), model), atol=TIGHT
+    )

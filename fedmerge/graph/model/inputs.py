@@ -115,6 +115,6 @@ def _runs(module: nn.Module, inputs: tuple[Tensor, ...]) -> bool:
     try:
         with torch.no_grad():
             module(*inputs)
-    except Exception:
+    except (Exception, SystemExit):
         return False
     return True

@@ -57,7 +57,7 @@ def _build(
         built = target(**arguments)
     except FedmergeError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         given = ", ".join(f"{key}={value!r}" for key, value in arguments.items())
         raise ArchitectureError(
             f"'{reference}': {name}({given}) fails: {type(error).__name__}: {error}",
@@ -80,7 +80,7 @@ def _load_archive(path: Path) -> nn.Module:
                 return torch.export.load(path).module()
             scripted: nn.Module = torch.jit.load(str(path), map_location="cpu")  # type: ignore[no-untyped-call]
             return scripted
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else repr(error)
         raise ArchitectureError(
             f"'{path}' is neither an exported program (.pt2) nor TorchScript: {reason}", _HINT
@@ -100,7 +100,7 @@ def _load_file(path: Path) -> ModuleType:
     sys.modules[name] = code  # dataclasses and pickling look their module up
     try:
         spec.loader.exec_module(code)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         del sys.modules[name]
         raise ArchitectureError(
             f"'{path}' cannot be loaded: {type(error).__name__}: {error}",
@@ -112,7 +112,7 @@ def _load_file(path: Path) -> ModuleType:
 def _load_module(name: str) -> ModuleType:
     try:
         return importlib.import_module(name)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise ArchitectureError(
             f"'{name}' cannot be imported: {type(error).__name__}: {error}", _HINT
         ) from error

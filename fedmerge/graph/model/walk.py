@@ -132,7 +132,12 @@ def _run(
             outputs = module(*inputs)
     except FedmergeError:
         raise
-    except Exception as error:
+    except NotImplementedError as error:
+        raise ArchitectureError(
+            f"the model does something that can't be followed: {_first_line(error)}",
+            "describe its axes in a plan of your own (--plan)",
+        ) from error
+    except (Exception, SystemExit) as error:
         shapes = ", ".join(str(tuple(t.shape)) for t in tensor_leaves(inputs))
         raise ArchitectureError(
             f"the model does not run on inputs of shape {shapes}: {_first_line(error)}",

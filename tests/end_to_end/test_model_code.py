@@ -251,3 +251,51 @@ def test_a_real_process_merges_with_model_code(tmp_path: Path) -> None:
     assert torch.allclose(
         outputs(merged, model), outputs(generic(model, seed=1), model), atol=TIGHT
     )
+
+
+def test_code_that_exits_is_refused_and_does_not_end_the_command(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files = copies(generic(ZOO["mlp"], seed=1), ZOO["mlp"], tmp_path, 2)
+    (tmp_path / "script.py").write_text("import sys\nsys.exit(0)\n")
+    command = ["match", *files, "--model", f"{tmp_path / 'script.py'}:build"]
+    assert run([*command, "-o", str(tmp_path / "g.pt")]) == 3
+    assert "__main__" in capsys.readouterr().err
+
+
+def test_what_the_model_prints_does_not_reach_the_result(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files = copies(generic(ZOO["mlp"], seed=1), ZOO["mlp"], tmp_path, 2)
+    (tmp_path / "loud.py").write_text(LOUD)
+    command = ["match", *files, "--model", f"{tmp_path / 'loud.py'}:build", "--dtype", "float16"]
+    assert run([*command, "-o", str(tmp_path / "g.pt"), "--json"]) == 0
+    printed = capsys.readouterr()
+    assert json.loads(printed.out)["growth"] == 1
+    assert "building" in printed.err
+    model = ["--model", f"{tmp_path / 'loud.py'}:build"]
+    assert run(["verify", str(tmp_path / "g.pt"), *files, *model]) == 0  # in the clients' precision
+
+
+def test_a_plan_that_the_model_contradicts_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files = copies(generic(ZOO["mlp"], seed=1), ZOO["mlp"], tmp_path, 2)
+    assert run(["plan", files[0], *arguments("mlp"), "-o", str(tmp_path / "plan.json")]) == 0
+    text = (tmp_path / "plan.json").read_text()
+    plan = json.loads(text)
+    plan["tensors"]["2.weight"][1] = "another"
+    (tmp_path / "wrong.json").write_text(json.dumps(plan))
+    for name, code in (("plan", 0), ("wrong", 3)):
+        words = [*arguments("mlp"), "--plan", str(tmp_path / f"{name}.json")]
+        assert run(["match", *files, *words, "-o", str(tmp_path / f"{name}.pt")]) == code
+    assert "does not fit the model" in capsys.readouterr().err
+
+
+LOUD = """
+from torch import nn
+
+def build():
+    print("building")
+    return nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 7), nn.Tanh(), nn.Linear(7, 3))
+"""

@@ -80,3 +80,14 @@ def test_a_larger_budget_gives_a_larger_model() -> None:
 def test_dials_that_make_no_sense_are_refused(options: dict[str, object]) -> None:
     with pytest.raises(UsageError, match="--"):
         MatchOptions(**options)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("scale", [1e-20, 1e20, 1e30])
+def test_very_small_and_very_large_weights_are_matched_alike(scale: float) -> None:
+    states = [
+        {name: (scale * tensor).float() for name, tensor in state.items()}
+        for state in independent(ZOO["mlp"])
+    ]
+    plain = [{name: (t / scale).float() for name, t in state.items()} for state in states]
+    merged, expected = match(states), match(plain)
+    assert [group.width for group in merged.groups] == [group.width for group in expected.groups]

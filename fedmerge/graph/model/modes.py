@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from fedmerge.graph.model.call import Call, Rule, tensors_in
+from fedmerge.graph.model.dispatch import EagerMode
 from fedmerge.graph.model.rules import RULES, is_pointwise, pointwise
 from fedmerge.graph.model.trace import Trace, Value
 from fedmerge.graph.model.trees import Axes, Fixed, labels_of
@@ -34,18 +34,13 @@ _WHOLE: Mapping[str, tuple[str, ...]] = {  # functions handled as one op, and th
 _LEAVING = frozenset({"numpy", "tolist", "__array__", "__dlpack__", "data_ptr", "__reduce_ex__"})
 
 
-class _Ops(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class _Ops(EagerMode):  # type: ignore[no-untyped-call]
     """Apply the rule of every ATen op."""
 
     def __init__(self, trace: Trace) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.trace = trace
         self.is_paused = False
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        """Leave the compiler out of it, whose import takes seconds."""
-        return False
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None

@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from fedmerge.graph.model.dispatch import EagerMode
 from fedmerge.graph.model.walk import StatePairs, copied, float_tensors, tensor_leaves
 
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4}  # relative to the largest output
@@ -45,16 +45,12 @@ def cast_inputs(inputs: tuple[Any, ...], dtype: torch.dtype) -> tuple[Any, ...]:
     return result
 
 
-class _Precision(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class _Precision(EagerMode):  # type: ignore[no-untyped-call]
     """Note whether any op gives less than double precision."""
 
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.is_low = False
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None

@@ -2,6 +2,10 @@
 
 import pytest
 import torch
+from hypothesis import settings
+
+settings.register_profile("any machine", deadline=None)  # a busy one is no failure
+settings.load_profile("any machine")
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -48,11 +48,16 @@ class Terminal:
         if self.json:
             print(json.dumps(value))
 
+    @property
+    def is_drawn(self) -> bool:
+        """Whether tables are drawn, since a person looks."""
+        return sys.stdout.isatty()
+
     def table(self, title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
         """Print a table: drawn on a terminal, plain columns elsewhere."""
         if self.json or self.quiet:
             return
-        if sys.stdout.isatty():
+        if self.is_drawn:
             _draw(title, columns, rows)
         else:
             print(title)
@@ -70,7 +75,7 @@ class Terminal:
         with Bar(console=Console(stderr=True), transient=True) as bar:
             tasks: dict[str, Any] = {}
 
-            def show(step: str, done: int, total: int) -> None:
+            def show(step: str, done: float, total: int) -> None:
                 if step not in tasks:
                     tasks[step] = bar.add_task(step, total=total)
                 bar.update(tasks[step], completed=done, total=total)
@@ -88,7 +93,7 @@ def _draw(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> 
     table = Table()
     for number, column in enumerate(columns):
         justify: Literal["left", "right"] = "right" if _is_numeric(rows, number) else "left"
-        table.add_column(column, justify=justify, overflow="fold")
+        table.add_column(Text(column), justify=justify, overflow="fold")
     for row in rows:
         table.add_row(*(Text(cell) for cell in row))
     console.print(table)

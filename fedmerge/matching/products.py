@@ -1,88 +1,19 @@
 """Inner products between a client's units and the sums of the others'; precision and device.
 
-float64 features are multiplied in float64. A float32 product is wrong by some 1e-7 of the two
-norms, which no assignment notices except between near twins: units of one client so alike that
-tie-breakers (1e-3 of a norm, 1e-6 squared) have to tell them apart. Hence float32 features are
-multiplied in float32, and again in float64 for near twins and for global units that hold one.
+float64 features are multiplied in float64, float32 ones in float32, and again in float64 for units
+that need it (near twins) and for global units that hold one.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from fedmerge.matching.values import UnitFeatures
+from fedmerge.matching.clients import ClientUnits, feature_parts
+from fedmerge.matching.rows import as_slice, row_chunks, row_products, row_squares
 from fedmerge.types.arrays import Array, BoolArray, Float64Array, FloatArray, IntArray
 
-# How much is copied or converted at once: bounds memory, keeps copies in the processor's cache,
-# and changes results by rounding only.
-NUMBERS_PER_CHUNK = 1 << 16
-FEATURES_PER_PRODUCT = 2048
-
-# Near twins are looked for along a few fixed directions: of two units a and b |P(a-b)|² is about
-# |a-b|², and whatever lies below a thousand times float32's error must be caught.
-TWIN_DISTANCE = 1e-2  # |P(a-b)|² relative to (|Pa|²+|Pb|²)/2
-TWIN_DIRECTIONS = 16
-FLOAT32_SAFE_SQUARES = (1e-20, 1e20)  # |w|² whose products neither vanish nor overflow in float32
-
-
-@dataclass(frozen=True)
-class ClientUnits:
-    """One client's units with what every visit needs to know about them."""
-
-    features: UnitFeatures
-    squares: Float64Array  # (units,), |w|² with tie-breakers
-    total: float  # sum of |w|² without tie-breakers
-    exact: BoolArray  # (units,), whose products need float64
-
-
-def client_units(features: UnitFeatures, *, exact: bool) -> ClientUnits:
-    """Return a client's units, all to be multiplied in float64 if `exact` or float64 already."""
-    own, ties = _row_squares(features.weights), _row_squares(features.ties)
-    squares = own + ties
-    if exact or np.float64 in (features.weights.dtype, features.ties.dtype):
-        sensitive = np.ones(features.count, dtype=np.bool_)
-    else:
-        low, high = FLOAT32_SAFE_SQUARES
-        sensitive = (squares < low) | (squares > high)
-        sensitive |= near_twins(features, usable=~sensitive)
-    return ClientUnits(features, squares, float(own.sum()), sensitive)
-
-
-def feature_parts(features: UnitFeatures) -> Iterator[tuple[slice, FloatArray]]:
-    """Yield (place in the joined features, (units, part) view) of weights, then of ties if any."""
-    split = features.weights.shape[1]
-    yield slice(0, split), features.weights
-    if features.ties.shape[1]:
-        yield slice(split, features.length), features.ties
-
-
-def row_chunks(rows: int, columns: int) -> Iterator[slice]:
-    """Yield slices of so many rows that a chunk of a (rows, columns) array stays small."""
-    step = max(1, NUMBERS_PER_CHUNK // max(columns, 1))
-    for low in range(0, rows, step):
-        yield slice(low, low + step)
-
-
-def near_twins(features: UnitFeatures, *, usable: BoolArray) -> BoolArray:
-    """Return (units,) which of the usable units resemble another one; too many rather than few.
-
-    The directions are random signs from a fixed seed: the same units get the same answer.
-    """
-    signs = np.random.default_rng(0)
-    sketch = np.zeros((features.count, TWIN_DIRECTIONS))
-    for _, part in feature_parts(features):
-        bits = signs.integers(0, 2, (part.shape[1], TWIN_DIRECTIONS), dtype=np.int8)
-        known = part if usable.all() else part[usable]
-        sketch[usable] += known @ (2 * bits - 1).astype(np.float32)
-    squares = _row_squares(sketch)
-    found = np.zeros(features.count, dtype=np.bool_)
-    for rows in row_chunks(features.count, features.count):
-        norms = (squares[rows, None] + squares) / 2
-        close = 2 * (norms - sketch[rows] @ sketch.T) <= TWIN_DISTANCE * norms
-        found[rows] = np.count_nonzero(close[:, usable], axis=1) > 1
-    return found & usable
+FEATURES_PER_PRODUCT = 2048  # converted to float64 at once; changes memory and rounding only
 
 
 @dataclass(frozen=True)
@@ -95,7 +26,7 @@ class Products:
 
 def products_with_others(
     units: ClientUnits,
-    sums: Float64Array,
+    sums: FloatArray,
     own: IntArray,
     *,
     columns: IntArray,
@@ -104,7 +35,7 @@ def products_with_others(
 ) -> Products:
     """Multiply (units, features) by the `columns` rows of (slots, features) sums without `own`.
 
-    It makes a copy of those rows, so callers ask for some columns at a time.
+    It may copy those rows, so callers ask for some columns at a time.
     `own` (columns,) is the client's own member of each sum, -1 where it has none; `exact`
     (columns,) marks the sums that need float64.
     """
@@ -112,8 +43,8 @@ def products_with_others(
     products: list[FloatArray] = []
     squares = np.zeros(len(columns))
     for place, part in feature_parts(units.features):
-        others = np.empty((len(columns), part.shape[1]), dtype=dtype)
-        squares += _take_others(part, sums[:, place], columns, own, out=others)
+        others, own_squares = _others(part, sums[:, place], columns, own, dtype)
+        squares += own_squares
         products.append(
             multiply(part, others, exact_left=units.exact, exact_right=exact, device=device)
         )
@@ -167,21 +98,39 @@ def _matmul(left: Array, right: Array, device: str) -> Array:
     return result
 
 
-def _take_others(
-    part: FloatArray, sums: Float64Array, columns: IntArray, own: IntArray, *, out: FloatArray
-) -> Float64Array:
-    """Write sums[columns] without the client's own members to `out`, and return (columns,) |·|²."""
+def _others(
+    part: FloatArray, sums: FloatArray, columns: IntArray, own: IntArray, dtype: type[np.floating]
+) -> tuple[FloatArray, Float64Array]:
+    """Return (columns, features) sums without the client's own members, and (columns,) their |·|².
+
+    Sums that it has no part in are not copied if they follow each other.
+    """
+    if (own < 0).all() and isinstance(at := as_slice(columns), slice) and sums.dtype == dtype:
+        return sums[at], row_squares(sums[at])
+    others = np.empty((len(columns), part.shape[1]), dtype=dtype)
     squares = np.empty(len(columns))
     for rows in row_chunks(len(columns), part.shape[1]):
-        others = sums[columns[rows]]
+        chunk = sums[columns[rows]]
         shared = own[rows] >= 0
-        others[shared] -= part[own[rows][shared]]
-        squares[rows] = _row_squares(others)
-        out[rows] = others
-    return squares
+        if shared.all():
+            chunk -= part[own[rows]]
+        else:
+            chunk[shared] -= part[own[rows][shared]]
+        squares[rows] = row_squares(chunk)
+        others[rows] = chunk
+    return others, squares
 
 
-def _row_squares(array: FloatArray) -> Float64Array:
-    """Return (rows,) the squared norms of (rows, columns), summed in float64."""
-    squares: Float64Array = np.einsum("ij,ij->i", array, array, dtype=np.float64)
-    return squares
+def products_at_home(units: ClientUnits, sums: FloatArray, homes: IntArray) -> Float64Array:
+    """Return (units,) the product of each unit with the sum of its home, itself included."""
+    products = np.zeros(units.features.count)
+    for place, part in feature_parts(units.features):
+        for rows in row_chunks(*part.shape):
+            products[rows] += row_products(part[rows], sums[homes[rows], place])
+    return products
+
+
+def squares_at(sums: FloatArray, columns: IntArray) -> Float64Array:
+    """Return (columns,) the squared norms of some rows of (slots, features) sums."""
+    chunks = (columns[rows] for rows in row_chunks(len(columns), sums.shape[1]))
+    return np.concatenate([row_squares(sums[as_slice(some)]) for some in chunks])

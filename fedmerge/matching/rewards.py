@@ -12,7 +12,8 @@ every row alike.
 
 import numpy as np
 
-from fedmerge.matching.products import Products, row_chunks
+from fedmerge.matching.products import Products
+from fedmerge.matching.rows import row_chunks
 from fedmerge.matching.values import Prior
 from fedmerge.types.arrays import Float64Array, IntArray
 

@@ -1,11 +1,12 @@
 """The search over clients: place every one, then revisit them until nothing changes."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from fedmerge.errors import MatchingError
-from fedmerge.matching.products import ClientUnits, client_units
+from fedmerge.matching.clients import ClientUnits, client_units
+from fedmerge.matching.rows import row_squares
 from fedmerge.matching.slots import Slots
 from fedmerge.matching.values import GroupMatching, Prior, SearchOptions, Shortcuts, UnitFeatures
 from fedmerge.matching.visits import Visitor
@@ -23,12 +24,14 @@ def match_units(
     max_width: int | None,
     rng: np.random.Generator,
     shortcuts: Shortcuts = Shortcuts(),  # noqa: B008, a frozen value
+    progress: Callable[[float], None] = lambda share: None,
 ) -> GroupMatching:
     """Match one group's units over all clients, each (units, features), by maximum a posteriori.
 
     The widest client comes first, the others once in their order, then sweeps in random order
     until one changes nothing. Global units are numbered by their first owner in that order, and by
-    its units: the widest client keeps its numbering.
+    its units: the widest client keeps its numbering. `progress` hears the share of the visits that
+    are made at least.
     """
     exact = prior.sigma < EXACT_BELOW * (prior.sigma + prior.sigma0)
     clients = [client_units(features, exact=exact) for features in units]
@@ -36,13 +39,16 @@ def match_units(
     order = sorted(range(len(clients)), key=lambda client: -clients[client].features.count)
     slots = Slots(clients, clients[order[0]].features.count)
     visitor = Visitor(clients, slots, prior, options, max_width=max_width, shortcuts=shortcuts)
-    for client in order:
+    for done, client in enumerate(order):
+        progress(done / (2 * len(order)))
         visitor.visit(client)
     sweeps, changed = 0, True
     while changed and sweeps < options.sweeps:
         sweeps += 1
-        visits = [visitor.visit(int(client)) for client in rng.permutation(len(clients))]
-        changed = any(visits)
+        changed = not shortcuts.stop
+        for done, client in enumerate(rng.permutation(len(clients)).tolist()):
+            progress(0.5 + done / (2 * len(order)) if sweeps == 1 else 1.0)
+            changed |= visitor.visit(client)
     assignments = _number(slots, order)
     return GroupMatching(assignments, assignments[0].width, sweeps, _scatter(clients, slots))
 
@@ -95,6 +101,5 @@ def _scatter(clients: Sequence[ClientUnits], slots: Slots) -> float:
     if total == 0:
         return 0.0
     sums = slots.sums[:, : clients[0].features.weights.shape[1]]
-    squares = np.einsum("ij,ij->i", sums, sums)
-    kept = float((squares / np.maximum(slots.counts, 1)).sum())
+    kept = float((row_squares(sums) / np.maximum(slots.counts, 1)).sum())
     return max(0.0, 1 - kept / total)

@@ -4,8 +4,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from fedmerge.matching.products import ClientUnits, feature_parts, row_chunks
-from fedmerge.types.arrays import Float64Array, IntArray
+from fedmerge.matching.clients import ClientUnits, feature_parts
+from fedmerge.matching.rows import row_chunks
+from fedmerge.types.arrays import Float64Array, FloatArray, IntArray
 
 HOMELESS = -1  # the slot of a unit that is not placed yet
 
@@ -18,20 +19,23 @@ class Slots:
     A slot keeps its number as long as it has members; an empty one is given out again.
     """
 
-    sums: Float64Array  # (slots, features), sum of the members
+    sums: FloatArray  # (slots, features), sum of the members; float64 if any product needs it
     counts: IntArray  # (slots,), members; 0 where free
     exact: IntArray  # (slots,), members whose products need float64
     changed: IntArray  # (slots,), when a member last came or left
+    travel: Float64Array  # (slots,), |w| added up over all members that came or left
 
     def __init__(self, clients: Sequence[ClientUnits], capacity: int) -> None:
         self._clients = clients
         self.homes: list[IntArray] = [
             np.full(client.features.count, HOMELESS, dtype=np.int64) for client in clients
         ]
-        self.sums = np.zeros((capacity, clients[0].features.length))
+        dtype = np.float64 if any(client.exact.any() for client in clients) else np.float32
+        self.sums = np.zeros((capacity, clients[0].features.length), dtype=dtype)
         self.counts = np.zeros(capacity, dtype=np.int64)
         self.exact = np.zeros(capacity, dtype=np.int64)
         self.changed = np.full(capacity, -1, dtype=np.int64)
+        self.travel = np.zeros(capacity)
         self._free = list(range(capacity - 1, -1, -1))
 
     @property
@@ -76,6 +80,7 @@ class Slots:
                 self.sums[slots[rows], place] = change(members, part[units[rows]], out=members)
         self.counts[slots] += sign
         self.exact[slots] += sign * self._clients[client].exact[units]
+        self.travel[slots] += np.sqrt(self._clients[client].squares[units])
         self.changed[slots] = now
 
     def _take(self, count: int) -> IntArray:
@@ -89,7 +94,10 @@ class Slots:
         """Append free slots."""
         added = capacity - self.capacity
         self._free[:0] = range(capacity - 1, self.capacity - 1, -1)
-        self.sums = np.concatenate([self.sums, np.zeros((added, self.sums.shape[1]))])
+        self.sums = np.concatenate(
+            [self.sums, np.zeros((added, self.sums.shape[1]), self.sums.dtype)]
+        )
         self.counts = np.concatenate([self.counts, np.zeros(added, dtype=np.int64)])
         self.exact = np.concatenate([self.exact, np.zeros(added, dtype=np.int64)])
         self.changed = np.concatenate([self.changed, np.full(added, -1, dtype=np.int64)])
+        self.travel = np.concatenate([self.travel, np.zeros(added)])

@@ -66,7 +66,7 @@ def _solve_step(problem: StepProblem, solver: SolverName, shortcuts: Shortcuts) 
     """
     if not len(problem.existing):
         return np.zeros(0, dtype=np.int64)
-    if shortcuts.greedy and (favourites := _distinct_favourites(problem)) is not None:
+    if shortcuts.greedy and (favourites := distinct_favourites(problem)) is not None:
         return favourites
     wanted = _wanted_new(problem)
     if shortcuts.price and len(problem.new) and can_price(solver):
@@ -81,7 +81,7 @@ def _solve_step(problem: StepProblem, solver: SolverName, shortcuts: Shortcuts) 
         offered = min(2 * offered, len(problem.new))
 
 
-def _distinct_favourites(problem: StepProblem) -> IntArray | None:
+def distinct_favourites(problem: StepProblem) -> IntArray | None:
     """Return each row's best column if no two rows share one and none would rather be new."""
     if not problem.existing.shape[1]:
         return None

@@ -1,11 +1,13 @@
 """What goes into a matching and what comes out of it."""
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal, TypeAlias
 
 import numpy as np
 
-from fedmerge.types.arrays import FloatArray
+from fedmerge.matching.twins import near_twins
+from fedmerge.types.arrays import BoolArray, FloatArray
 from fedmerge.types.assignments import Assignment
 
 SolverName: TypeAlias = Literal["auto", "scipy", "lapjv", "lapsolver"]
@@ -31,6 +33,11 @@ class UnitFeatures:
     def length(self) -> int:
         """How many numbers describe one unit, tie-breakers included."""
         return int(self.weights.shape[1] + self.ties.shape[1])
+
+    @cached_property
+    def twins(self) -> BoolArray:
+        """Which units' weights (units,) resemble another one's: where tie-breakers decide."""
+        return near_twins(self.weights)
 
 
 @dataclass(frozen=True)
@@ -79,10 +86,12 @@ class Shortcuts:
 
     reuse: bool = True  # keep products between visits, renew those of changed units
     skip: bool = True  # pass over a client for whom nothing changed
+    bound: bool = True  # and over one whom bounds prove to be where it is best
     prune: bool = True  # leave out rows and columns that no optimum matches
     reduce: bool = True  # offer only as many new units as can be used
     price: bool = True  # offer new units at one price, not as columns
     greedy: bool = True  # no solver where every row's favourite is its own
+    stop: bool = True  # end the search after a sweep that changes nothing
 
 
 @dataclass(frozen=True)

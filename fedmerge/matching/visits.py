@@ -6,14 +6,23 @@ from dataclasses import dataclass
 import numpy as np
 
 from fedmerge.errors import MatchingError
-from fedmerge.matching.products import ClientUnits, products_with_others
+from fedmerge.matching.clients import ClientUnits
+from fedmerge.matching.products import (
+    Products,
+    products_at_home,
+    products_with_others,
+    squares_at,
+)
 from fedmerge.matching.rewards import base_scores, existing_rewards, new_rewards
+from fedmerge.matching.rows import as_slice
 from fedmerge.matching.slots import HOMELESS, Slots
-from fedmerge.matching.steps import NEW, StepProblem, best_step
+from fedmerge.matching.steps import NEW, StepProblem, best_step, distinct_favourites
 from fedmerge.matching.values import Prior, SearchOptions, Shortcuts
-from fedmerge.types.arrays import Float64Array, IntArray
+from fedmerge.types.arrays import Float64Array, FloatArray, IntArray
 
-COLUMNS_AT_ONCE = 512  # whose rewards are computed together; bounds memory, changes the time only
+# How much of the sums is copied for one product: bounds memory, changes the time only.
+NUMBERS_AT_ONCE = 1 << 22
+LEAST_COLUMNS = 64
 
 
 @dataclass(frozen=True)
@@ -22,15 +31,24 @@ class View:
 
     columns: IntArray  # (columns,), slots with members of other clients
     current: IntArray  # (units,), column of each of the client's units, NEW where alone
-    own: IntArray  # (slots,), the client's unit in each slot, -1 where it has none
+    own: IntArray  # (columns,), the client's unit in each of them, -1 where it has none
 
 
 @dataclass
 class Memory:
-    """What a client's last visit found; it holds for every slot whose members did not change."""
+    """What a client's last step found; it holds for every slot whose members did not change."""
 
-    rewards: Float64Array  # (units, slots), or no slots where nothing was kept
-    visited: int = -1  # when
+    inner: FloatArray  # (units, slots) products with the sums, or no slots where nothing was kept
+    squares: Float64Array  # (slots,), |sum|²
+    travel: Float64Array  # (slots,), of the slots' members so far
+    stepped: int = -1  # when these were true
+    settled: int = -1  # when the client was last found, or put, where it is best
+    is_bounded: bool = True  # whether bounds may prove that it is; not tried again once they failed
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether there are any products."""
+        return bool(self.inner.shape[1])
 
 
 class Visitor:
@@ -49,27 +67,28 @@ class Visitor:
         self._clients, self._slots, self._prior, self._options = clients, slots, prior, options
         self._max_width, self._shortcuts = max_width, shortcuts
         self._now = 0
-        self._memories = [Memory(np.zeros((client.features.count, 0))) for client in clients]
+        self._memories = [self._empty_memory(client) for client in clients]
 
     def visit(self, client: int) -> bool:
         """Give a client its best step given the others, and return whether anything changed."""
         self._now += 1
         memory = self._memories[client]
-        is_placed = memory.visited >= 0
-        if is_placed and self._shortcuts.skip and not self._slots.changed_since(memory.visited):
+        is_placed = memory.settled >= 0
+        if is_placed and self._shortcuts.skip and not self._slots.changed_since(memory.settled):
             return False
         view = self._view(client)
+        is_settled = is_placed and self._shortcuts.bound and self._is_settled(client, view)
+        memory.settled = self._now
+        if is_settled:
+            return False
         rewards = self._rewards(client, view)
-        memory.visited = self._now
-        ranks = new_rewards(len(rewards), len(self._clients), self._prior.gamma)
-        allowed = ranks[: self._room(len(rewards), len(view.columns))]
-        problem = StepProblem(rewards, allowed)
-        targets = best_step(problem, self._options.solver, self._shortcuts)
+        targets = best_step(self._problem(rewards), self._options.solver, self._shortcuts)
         changed = np.flatnonzero(targets != view.current) if is_placed else np.arange(len(targets))
         if is_placed and not self._is_better(client, rewards, view.current, targets):
-            return False
+            changed = changed[:0]
         self._slots.move(client, changed, _slots_of(targets[changed], view), now=self._now)
-        return True
+        memory.stepped, memory.travel = self._now, self._slots.travel.copy()
+        return len(changed) > 0
 
     def _view(self, client: int) -> View:
         """Return the slots without this client."""
@@ -77,43 +96,90 @@ class Visitor:
         columns = np.flatnonzero(self._slots.counts > (own >= 0))
         places = np.full(self._slots.capacity + 1, NEW, dtype=np.int64)  # the last: HOMELESS
         places[columns] = np.arange(len(columns))
-        return View(columns, places[self._slots.homes[client]], own)
+        return View(columns, places[self._slots.homes[client]], own[columns])
+
+    def _problem(self, rewards: Float64Array) -> StepProblem:
+        """Return the step of a client with these (units, columns) rewards, new units included."""
+        units, columns = rewards.shape
+        ranks = new_rewards(units, len(self._clients), self._prior.gamma)
+        return StepProblem(rewards, ranks[: self._room(units, columns)])
 
     def _rewards(self, client: int, view: View) -> Float64Array:
-        """Return (units, columns) rewards, computing only what changed since they were kept."""
-        memory, columns, capacity = self._memories[client], view.columns, self._slots.capacity
-        units, held = memory.rewards.shape
-        keeps = self._shortcuts.reuse and self._fits(units * capacity)
-        is_ready = keeps and held == capacity
-        rewards = memory.rewards if is_ready else np.empty((units, capacity))
-        if keeps and held < capacity:
-            rewards[:, :held] = memory.rewards
-        memory.rewards = rewards if keeps else np.empty((units, 0))
-        stale = columns
-        if keeps and held:
-            stale = columns[self._slots.changed[columns] > memory.visited]
-        for low in range(0, len(stale), COLUMNS_AT_ONCE):
-            some = stale[low : low + COLUMNS_AT_ONCE]
-            rewards[:, _as_slice(some)] = self._fresh_rewards(client, some, view.own[some])
-        return rewards[:, _as_slice(columns)]
+        """Return (units, columns) rewards, multiplying only what changed since the last step."""
+        memory = self._memories[client]
+        since = memory.stepped if memory.is_kept else -1
+        self._recall(memory)
+        is_stale = self._slots.changed > since
+        columns, own = view.columns[is_stale[view.columns]], view.own[is_stale[view.columns]]
+        is_stale[columns] = False
+        memory.inner[:, is_stale] = 0  # the others have left these
+        step = max(LEAST_COLUMNS, NUMBERS_AT_ONCE // max(1, self._clients[client].features.length))
+        for low in range(0, len(columns), step):
+            some = slice(low, low + step)
+            products = self._products(client, columns[some], own[some])
+            memory.inner[:, as_slice(columns[some])] = products.inner
+            memory.squares[columns[some]] = products.squares
+        at = as_slice(view.columns)
+        rewards = self._joined(client, view, Products(memory.inner[:, at], memory.squares[at]))
+        if not self._may_keep(memory):
+            memory.inner = memory.inner[:, :0].copy()
+        return rewards
 
-    def _fits(self, numbers: int) -> bool:
-        """Return whether every client may keep so many rewards."""
-        return numbers * np.dtype(np.float64).itemsize * len(self._clients) <= self._options.keep
+    def _is_settled(self, client: int, view: View) -> bool:
+        """Return whether every unit is where it is best even by an upper bound of all rewards.
 
-    def _fresh_rewards(self, client: int, columns: IntArray, own: IntArray) -> Float64Array:
-        """Return (units, columns) rewards of joining these slots, the client's `own` taken out."""
-        units, slots = self._clients[client], self._slots
-        products = products_with_others(
-            units,
-            slots.sums,
+        Sums that moved by d since the last step changed their products with w by |w|·|d| at most,
+        and d is no longer than what their members travelled. The products with a client's own
+        homes are computed anew.
+        """
+        memory, slots, units = self._memories[client], self._slots, self._clients[client]
+        if not memory.is_kept or not memory.is_bounded or (view.current == NEW).any():
+            return False
+        self._recall(memory)
+        moved = slots.travel[view.columns] - memory.travel[view.columns]
+        bound = memory.inner[:, as_slice(view.columns)] + np.outer(np.sqrt(units.squares), moved)
+        home = products_at_home(units, slots.sums, slots.homes[client])
+        bound[np.arange(len(home)), view.current] = home - units.squares
+        squares = squares_at(slots.sums, view.columns)
+        squares[view.current] += units.squares - 2 * home
+        rewards = self._joined(client, view, Products(bound, squares))
+        favourites = distinct_favourites(self._problem(rewards))
+        memory.is_bounded = favourites is not None and bool((favourites == view.current).all())
+        return memory.is_bounded
+
+    def _products(self, client: int, columns: IntArray, own: IntArray) -> Products:
+        """Return the products with the sums of these slots, the client's `own` taken out."""
+        return products_with_others(
+            self._clients[client],
+            self._slots.sums,
             own,
             columns=columns,
-            exact=slots.exact[columns] > 0,
+            exact=self._slots.exact[columns] > 0,
             device=self._options.device,
         )
-        counts = slots.counts[columns] - (own >= 0)
-        return existing_rewards(products, units.squares, counts, len(self._clients), self._prior)
+
+    def _joined(self, client: int, view: View, products: Products) -> Float64Array:
+        """Return (units, columns) rewards of joining the slots."""
+        squares = self._clients[client].squares
+        counts = self._slots.counts[view.columns] - (view.own >= 0)
+        return existing_rewards(products, squares, counts, len(self._clients), self._prior)
+
+    def _empty_memory(self, client: ClientUnits) -> Memory:
+        inner = np.empty((client.features.count, 0), dtype=self._slots.sums.dtype)
+        return Memory(inner, np.empty(0), np.empty(0))
+
+    def _recall(self, memory: Memory) -> None:
+        """Make room in the memory for slots that were added; their sums were zero before."""
+        added = self._slots.capacity - memory.inner.shape[1]
+        if added:
+            memory.inner = np.pad(memory.inner, ((0, 0), (0, added)))
+        memory.squares = np.pad(memory.squares, (0, self._slots.capacity - len(memory.squares)))
+        memory.travel = np.pad(memory.travel, (0, self._slots.capacity - len(memory.travel)))
+
+    def _may_keep(self, memory: Memory) -> bool:
+        """Return whether every client may keep so many products."""
+        size = memory.inner.nbytes * len(self._clients)
+        return self._shortcuts.reuse and size <= self._options.keep
 
     def _room(self, units: int, live: int) -> int:
         """Return how many new global units a client of so many units may bring."""
@@ -149,13 +215,6 @@ class Visitor:
         base = base_scores(self._clients[client].squares[changed], self._prior)
         scale = (base + abs(before) + abs(after)).sum()
         return bool(gain > self._options.min_gain * scale)
-
-
-def _as_slice(columns: IntArray) -> IntArray | slice:
-    """Return rising columns as a slice if they follow each other, which saves copies."""
-    if len(columns) and columns[-1] - columns[0] == len(columns) - 1:
-        return slice(int(columns[0]), int(columns[-1]) + 1)
-    return columns
 
 
 def _rewards_at(rewards: Float64Array, units: IntArray, targets: IntArray) -> Float64Array:

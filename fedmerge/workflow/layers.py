@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 
 import numpy as np
 
@@ -101,7 +101,7 @@ def _search_limit(problem: Problem, budget: int, progress: Progress) -> Solution
     match worst become new ones. Bisection starts at the limit that fits even if every group
     takes all it may, which is the answer where every group does.
     """
-    low = _bisect(
+    low = bisect(
         lambda limit: problem.parameters(problem.limits(limit)) <= budget,
         1.0,
         float(len(problem.clients)),
@@ -128,7 +128,7 @@ def _solve_within(problem: Problem, limit: float, progress: Progress) -> Solutio
     return Solution(matchings, limit)
 
 
-def _bisect(fits: Callable[[float], bool], low: float, high: float) -> float:
+def bisect(fits: Callable[[float], bool], low: float, high: float) -> float:
     """Return the largest number found that fits, between a fitting and a misfitting one."""
     for _ in range(LIMIT_BITS):
         middle = (low + high) / 2
@@ -150,9 +150,9 @@ def _match_groups(
     matchings: dict[str, GroupMatching] = {}
     widths = dict(problem.widest)
     for number, group in enumerate(problem.plan.groups):
-        progress("matching", number, len(problem.plan.groups))
         limit = limits.get(group.name) if group.can_grow else problem.widest[group.name]
-        matchings[group.name] = _match_group(problem, number, matchings, limit)
+        share = _part(progress, "matching", number, len(problem.plan.groups))
+        matchings[group.name] = match_group(problem, number, matchings, limit, progress=share)
         widths[group.name] = matchings[group.name].width
         if budget is not None and problem.parameters(widths) > budget:
             return None
@@ -170,13 +170,21 @@ def _refined(problem: Problem, solution: Solution, progress: Progress) -> Soluti
     for sweep in range(problem.dials.refine):
         before = dict(matchings)
         for number, group in enumerate(problem.plan.groups):
-            progress("refining", sweep, problem.dials.refine)
+            done = sweep * len(before) + number
+            share = _part(progress, "refining", done, problem.dials.refine * len(before))
             is_limited = problem.dials.max_growth is not None or not group.can_grow
             limit = matchings[group.name].width if is_limited else None
-            matchings[group.name] = _match_group(problem, number, matchings, limit, outgoing=True)
+            matchings[group.name] = match_group(
+                problem, number, matchings, limit, outgoing=True, progress=share
+            )
         if all(_is_same(matchings[g], before[g]) for g in matchings):
             break
     return Solution(matchings, solution.limit)
+
+
+def _part(progress: Progress, step: str, done: int, total: int) -> Callable[[float], None]:
+    """Return who hears the share done of the next part of a step."""
+    return lambda share: progress(step, done + share, total)
 
 
 def _is_same(one: GroupMatching, other: GroupMatching) -> bool:
@@ -184,39 +192,57 @@ def _is_same(one: GroupMatching, other: GroupMatching) -> bool:
     return all(np.array_equal(a.indices, b.indices) for a, b in pairs)
 
 
-def _match_group(
+def match_group(
     problem: Problem,
     number: int,
     matchings: Mapping[str, GroupMatching],
     limit: int | None,
     *,
     outgoing: bool = False,
+    progress: Callable[[float], None],
 ) -> GroupMatching:
     """Match one group's units, given the matchings of others, to at most `limit` global units."""
     group = problem.plan.groups[number].name
     if problem.dials.threshold == 1 and limit is None:
         return keep_apart([own[group] for own in problem.client_widths])
-    units = [
+    gather = partial(_gather, problem, group, matchings, outgoing=outgoing)
+    units = gather(ties=None)
+    features = [UnitFeatures(client.weights, client.ties) for client in units]
+    if any(client.twins.any() for client in features):
+        features = [UnitFeatures(c.weights, c.ties) for c in gather(ties=problem.ties)]
+    return match_units(
+        features,
+        _prior(problem.dials, units),
+        problem.search,
+        max_width=limit,
+        rng=np.random.default_rng([problem.seed, number]),
+        progress=progress,
+    )
+
+
+def _gather(
+    problem: Problem,
+    group: str,
+    matchings: Mapping[str, GroupMatching],
+    *,
+    ties: TieBreaker | None,
+    outgoing: bool,
+) -> list[GatheredUnits]:
+    """Return the features of one group's units for every client."""
+    return [
         gather_units(
             client,
             problem.plan,
             group,
             widths=own,
             placed={name: matching.assignments[place] for name, matching in matchings.items()},
-            ties=problem.ties,
+            ties=ties,
             outgoing=outgoing,
         )
         for place, (client, own) in enumerate(
             zip(problem.clients, problem.client_widths, strict=True)
         )
     ]
-    return match_units(
-        [UnitFeatures(client.weights, client.ties) for client in units],
-        _prior(problem.dials, units),
-        problem.search,
-        max_width=limit,
-        rng=np.random.default_rng([problem.seed, number]),
-    )
 
 
 def _prior(dials: Dials, units: Sequence[GatheredUnits]) -> Prior:

@@ -8,7 +8,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from fedmerge.matching import Prior, SearchOptions, match_units, prior_at_threshold
-from fedmerge.matching.products import client_units, products_with_others
+from fedmerge.matching.clients import client_units
+from fedmerge.matching.products import products_with_others
 from fedmerge.matching.rewards import existing_rewards, new_rewards
 from fedmerge.matching.steps import StepProblem, best_step
 from fedmerge.matching.values import Shortcuts
@@ -39,6 +40,7 @@ exact_shortcuts = st.builds(
     Shortcuts,
     reuse=st.booleans(),
     skip=st.booleans(),
+    bound=st.booleans(),
     prune=st.booleans(),
     reduce=st.booleans(),
     price=st.booleans(),

@@ -19,7 +19,7 @@ from fedmerge.matching.values import Shortcuts
 from fedmerge.types.arrays import Float64Array, FloatArray, IntArray
 
 NO_SHORTCUTS = Shortcuts(
-    reuse=False, skip=False, prune=False, reduce=False, price=False, greedy=False
+    reuse=False, skip=False, bound=False, prune=False, reduce=False, price=False, greedy=False
 )
 
 

@@ -3,8 +3,9 @@
 import numpy as np
 import pytest
 
-from fedmerge.matching import UnitFeatures, products
-from fedmerge.matching.products import ClientUnits, client_units, products_with_others
+from fedmerge.matching import UnitFeatures, products, rows
+from fedmerge.matching.clients import ClientUnits, client_units
+from fedmerge.matching.products import products_with_others
 from fedmerge.types.arrays import Float64Array, IntArray
 from tests.unit.matching.cases import features
 
@@ -54,7 +55,7 @@ def test_products_leave_out_the_clients_own_members(
 def test_products_do_not_depend_on_the_size_of_chunks(
     chunk: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(products, "NUMBERS_PER_CHUNK", chunk)
+    monkeypatch.setattr(rows, "NUMBERS_PER_CHUNK", chunk)
     monkeypatch.setattr(products, "FEATURES_PER_PRODUCT", max(1, chunk // 2))
     units = client_units(features(RNG.standard_normal((6, 40))), exact=False)
     assert max(run(units, RNG.standard_normal((5, 40)))) < EXACT
@@ -84,11 +85,11 @@ def test_near_twins_and_only_they_are_exact() -> None:
     ]
 
 
-def test_tie_breakers_alone_can_tell_units_apart() -> None:
+def test_units_that_tie_breakers_alone_tell_apart_are_exact() -> None:
     weights = np.zeros((50, 3), np.float32)
     ties = RNG.standard_normal((50, 100)).astype(np.float32)
-    assert not client_units(UnitFeatures(weights, ties), exact=False).exact.any()
-    assert client_units(UnitFeatures(weights, ties * 0), exact=False).exact.all()
+    assert client_units(UnitFeatures(weights, ties), exact=False).exact.all()
+    assert not client_units(UnitFeatures(ties, weights), exact=False).exact.any()
 
 
 def test_float64_units_are_exact() -> None:

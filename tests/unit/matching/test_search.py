@@ -1,5 +1,8 @@
 """The search over clients: known answers, shortcuts taken, refusals."""
 
+from typing import Any
+from unittest import mock
+
 import numpy as np
 import pytest
 
@@ -13,6 +16,8 @@ from fedmerge.matching import (
     visits,
 )
 from fedmerge.matching.products import Products, products_with_others
+from fedmerge.matching.slots import Slots
+from fedmerge.matching.values import Shortcuts
 from tests.unit.matching.cases import (
     features,
     indices,
@@ -45,7 +50,7 @@ def test_permuted_copies_find_each_other(dtype: type[np.floating], clients: int)
     assert matching.width == UNITS
     assert indices(matching) == [order.tolist() for order in orders]
     assert matching.sweeps == 1
-    assert matching.scatter == pytest.approx(0, abs=1e-12)
+    assert matching.scatter == pytest.approx(0, abs=10 * float(np.finfo(dtype).eps))
     assert matching.match_rate == 1
 
 
@@ -219,6 +224,55 @@ def test_a_revisit_multiplies_changed_columns_only(monkeypatch: pytest.MonkeyPat
     assert asked[:5] == [40, 40, 40, 40, 40]
     assert len(asked) < 5 + 6 * matching.sweeps  # some visits were skipped altogether
     assert 0 < asked[-1] < 40
+
+
+def noisy_copies(noise: float, *, rng: np.random.Generator) -> list[UnitFeatures]:
+    """Return eight clients with the same units in different orders, and noise."""
+    copies, _ = permuted_copies(rng.standard_normal((UNITS, 30)), np.zeros((UNITS, 0)), 8, rng=rng)
+    return [features(c.weights + noise * rng.standard_normal(c.weights.shape)) for c in copies]
+
+
+def test_bounds_spare_most_products_of_copies(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = mock.Mock(side_effect=products_with_others)
+    monkeypatch.setattr(visits, "products_with_others", asked)
+    clients = noisy_copies(0.1, rng=np.random.default_rng(0))
+    prior = prior_at_threshold(0.5, 1.0, gamma=1.0)
+    found, work = [], []
+    for shortcuts in (Shortcuts(), Shortcuts(bound=False)):
+        asked.reset_mock()
+        rng = np.random.default_rng(0)
+        matching = match_units(
+            clients, prior, SearchOptions(), max_width=None, rng=rng, shortcuts=shortcuts
+        )
+        found.append(indices(matching))
+        work.append(asked.call_count)
+    assert found[0] == found[1]
+    assert work == [7 + 1, 7 + 7]  # placed once; then only the first client needs a product
+
+
+def test_bounds_that_forget_how_far_sums_moved_would_be_wrong(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def searched(seed: int, **shortcuts: bool) -> list[list[int]]:
+        clients = noisy_copies(1.0, rng=np.random.default_rng(seed))
+        prior = prior_at_threshold(0.05, 1.0, gamma=1e-6)
+        rng = np.random.default_rng(0)
+        taken = Shortcuts(**shortcuts)
+        return indices(
+            match_units(clients, prior, SearchOptions(), max_width=None, rng=rng, shortcuts=taken)
+        )
+
+    seeds = range(5)
+    plain = [searched(seed, bound=False) for seed in seeds]
+    assert [searched(seed) for seed in seeds] == plain
+    change = Slots._change
+
+    def forgetful(slots: Slots, *arguments: Any, **options: Any) -> None:
+        change(slots, *arguments, **options)
+        slots.travel[:] = 0
+
+    monkeypatch.setattr(Slots, "_change", forgetful)
+    assert [searched(seed) for seed in seeds] != plain
 
 
 def test_without_memory_the_matching_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from fedmerge.matching.products import client_units
+from fedmerge.matching.clients import client_units
 from fedmerge.matching.slots import HOMELESS, Slots
 from tests.unit.matching.cases import features, random_clients
 

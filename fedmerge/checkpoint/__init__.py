@@ -5,6 +5,8 @@ from fedmerge.checkpoint._contents import ReadOptions
 from fedmerge.checkpoint._output import OUTPUT_SUFFIXES, check_output, check_targets
 from fedmerge.checkpoint._paths import MODEL_SUFFIXES, client_names, expand_paths
 from fedmerge.checkpoint._record import read_record, readable, record_path
+from fedmerge.checkpoint._shards import parse_size, written_path
+from fedmerge.checkpoint._staging import Staging, staging
 from fedmerge.checkpoint._tensors import array_digest, to_torch
 from fedmerge.checkpoint._write import write_bytes, write_model, write_text
 
@@ -13,6 +15,7 @@ __all__ = [
     "OUTPUT_SUFFIXES",
     "Checkpoint",
     "ReadOptions",
+    "Staging",
     "array_digest",
     "check_output",
     "check_targets",
@@ -20,11 +23,14 @@ __all__ = [
     "expand_paths",
     "from_state_dict",
     "open_checkpoint",
+    "parse_size",
     "read_record",
     "readable",
     "record_path",
+    "staging",
     "to_torch",
     "write_bytes",
     "write_model",
     "write_text",
+    "written_path",
 ]

@@ -15,10 +15,11 @@ from fedmerge.checkpoint._contents import Contents, ReadOptions
 from fedmerge.checkpoint._failures import reason_of, unreadable
 from fedmerge.checkpoint._paths import client_names
 from fedmerge.checkpoint._state_dict import normalise
-from fedmerge.checkpoint._tensors import StoredTensor, digest, raw_bytes, to_array
+from fedmerge.checkpoint._tensors import StoredTensor, digest, non_finite, raw_bytes, to_array
 from fedmerge.errors import CheckpointError
 from fedmerge.types.arrays import Array
 from fedmerge.types.clients import TensorInfo
+from fedmerge.types.programs import Program
 
 _CHUNK = 1 << 20
 _DEFAULTS = ReadOptions()
@@ -39,6 +40,7 @@ class Checkpoint:
     aliases: Mapping[str, str]
     size: int  # bytes of all files, 0 in memory
     metadata: Mapping[str, str]
+    program: Program | None  # the graph that an exported program's file has beside the weights
     _stored: Mapping[str, StoredTensor] = field(repr=False)
     _files: tuple[Path, ...] = field(repr=False)
     _finite: set[str] = field(repr=False, default_factory=set)  # names already checked
@@ -89,11 +91,9 @@ class Checkpoint:
             return self._stored[name].load()
 
     def _check_finite(self, name: str, tensor: torch.Tensor) -> None:
-        finite = torch.isfinite(tensor)
-        if bool(finite.all()):
+        nan, infinite = non_finite(tensor)
+        if not nan and not infinite:
             return
-        nan = int(torch.isnan(tensor).sum())
-        infinite = tensor.numel() - int(finite.sum()) - nan
         found = [f"{n:,} {what}" for n, what in ((nan, "NaN"), (infinite, "infinite")) if n]
         raise CheckpointError(
             f"{self._label}: '{name}' has {' and '.join(found)} of {tensor.numel():,} values",
@@ -141,6 +141,7 @@ def _build(contents: Contents, options: ReadOptions, **place: Any) -> Checkpoint
         aliases=found.aliases,
         size=contents.size,
         metadata=MappingProxyType(dict(contents.metadata)),
+        program=contents.programs.get(found.location),
         _stored=found.tensors,
         _files=contents.files,
     )

@@ -4,8 +4,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from fedmerge.checkpoint._contents import Contents, ReadOptions
+from fedmerge.checkpoint._exported import read_exported
 from fedmerge.checkpoint._paths import model_file
 from fedmerge.checkpoint._safetensors import read_safetensors
+from fedmerge.checkpoint._scripted import read_scripted
 from fedmerge.checkpoint._sharded import read_index
 from fedmerge.checkpoint._sniff import kind_of
 from fedmerge.checkpoint._torch_files import read_legacy, read_zip, refuse_pickle
@@ -16,6 +18,8 @@ _READERS: Mapping[str, Callable[[Path, ReadOptions], Contents]] = {
     "legacy": read_legacy,
     "safetensors": read_safetensors,
     "pickle": refuse_pickle,
+    "exported program": read_exported,
+    "TorchScript": read_scripted,
 }
 
 

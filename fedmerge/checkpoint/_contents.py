@@ -5,6 +5,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from fedmerge.types.programs import Program
+
 
 @dataclass(frozen=True)
 class ReadOptions:
@@ -24,3 +26,4 @@ class Contents:
     files: tuple[Path, ...] = ()
     size: int = 0  # bytes of all files
     metadata: Mapping[str, str] = field(default_factory=dict)
+    programs: Mapping[str, Program] = field(default_factory=dict)  # by their weights' location

@@ -104,4 +104,4 @@ class _Names:
 
 def _dotted(module: str, name: str = "") -> str:
     module = {"__builtin__": "builtins", "copy_reg": "copyreg"}.get(module, module)
-    return ascii(f"{module}.{name}")[1:-1][:120]
+    return f"{module}.{name}"

@@ -5,13 +5,16 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from fedmerge.checkpoint._record import record_path
+from fedmerge.checkpoint._shards import existing_files, index_path
 from fedmerge.errors import UsageError
 
 SAFETENSORS = ".safetensors"
 OUTPUT_SUFFIXES = (".pt", ".pth", ".bin", ".ckpt", SAFETENSORS)
 
 
-def check_output(path: str | Path, *, inputs: Sequence[str | Path], force: bool) -> None:
+def check_output(
+    path: str | Path, *, inputs: Sequence[str | Path], force: bool, sharded: bool = False
+) -> None:
     """Raise `UsageError` if the output cannot or must not be written."""
     path = Path(path)
     if path.suffix.lower() not in OUTPUT_SUFFIXES:
@@ -19,7 +22,13 @@ def check_output(path: str | Path, *, inputs: Sequence[str | Path], force: bool)
             f"{path}: cannot write a file of this kind",
             f"let the output end in one of {', '.join(OUTPUT_SUFFIXES)}",
         )
-    check_targets(output_files(path), inputs=inputs, force=force)
+    if sharded and path.suffix.lower() != SAFETENSORS:
+        raise UsageError(
+            f"{path}: --shard-size writes safetensors only",
+            f"let the output end in {SAFETENSORS}",
+        )
+    targets = _shard_files(path) if sharded else output_files(path)
+    check_targets(targets, inputs=inputs, force=force)
 
 
 def check_targets(targets: Sequence[Path], *, inputs: Sequence[str | Path], force: bool) -> None:
@@ -47,6 +56,12 @@ def _check_targets(targets: Sequence[Path], inputs: Sequence[str | Path], force:
 def output_files(path: Path) -> list[Path]:
     """Return the files that writing a model to `path` creates."""
     return [path] if path.suffix.lower() == SAFETENSORS else [path, record_path(path)]
+
+
+def _shard_files(path: Path) -> list[Path]:
+    """Return the index, and what is there of an output that it would replace."""
+    found = existing_files(path) if path.parent.is_dir() else []
+    return list(dict.fromkeys([index_path(path), *found]))
 
 
 def _refuse_inputs(targets: Sequence[Path], inputs: Iterable[Path]) -> None:

@@ -7,11 +7,15 @@ from pathlib import Path
 
 from fedmerge.checkpoint._failures import unreadable
 from fedmerge.checkpoint._record import has_record
+from fedmerge.checkpoint._sharded import weight_map
+from fedmerge.checkpoint._shards import INDEX
 from fedmerge.errors import CheckpointError
 
-MODEL_SUFFIXES = (".pt", ".pth", ".bin", ".ckpt", ".safetensors", ".t7", ".tar")
+MODEL_SUFFIXES = (
+    *(".pt", ".pth", ".bin", ".ckpt", ".safetensors", ".t7", ".tar"),
+    *(".pt2", ".ts", ".torchscript"),
+)
 
-_INDEX = ".index.json"
 _MODEL_FILES = (  # what Hugging Face libraries call a model's file, the best first
     "model.safetensors",
     "diffusion_pytorch_model.safetensors",
@@ -46,11 +50,17 @@ def client_names(paths: Sequence[Path]) -> list[str]:
 
 
 def model_file(folder: Path) -> Path | None:
-    """Return the index or model file of a Hugging Face folder, None for other folders."""
-    known = [folder / (name + _INDEX) for name in _MODEL_FILES]
-    others = sorted(folder.glob(f"*{_INDEX}"))
+    """Return the index or model file of a Hugging Face folder, None for other folders.
+
+    A merged model's index among clients makes no such folder.
+    """
+    known = [folder / (name + INDEX) for name in _MODEL_FILES]
+    others = sorted(folder.glob(f"*{INDEX}"))
     files = [folder / name for name in _MODEL_FILES if (folder / "config.json").exists()]
-    return next((path for path in [*known, *others, *files] if path.is_file()), None)
+    found = [path for path in [*known, *others, *files] if path.is_file()]
+    if found and found[0].name.endswith(INDEX) and _clients_in(folder):
+        found = [path for path in found if not has_record(path)]
+    return found[0] if found else None
 
 
 def _expand(argument: str | Path) -> list[Path]:
@@ -69,19 +79,33 @@ def _expand(argument: str | Path) -> list[Path]:
 
 
 def _files_in(folder: Path) -> list[Path]:
-    files = [
-        path
-        for path in folder.iterdir()
-        if path.suffix.lower() in MODEL_SUFFIXES
-        and not path.name.startswith(".")
-        and not has_record(path)  # what was merged here before is no client of the next merge
-    ]
+    files = _clients_in(folder)
     if not files:
         raise CheckpointError(
             f"{folder}: a folder without checkpoint files",
             f"they end in {', '.join(MODEL_SUFFIXES)}",
         )
     return sorted(files, key=_natural)
+
+
+def _clients_in(folder: Path) -> list[Path]:
+    """Return the checkpoint files of a folder but for shards and what was merged here before."""
+    shards = {shard for index in folder.glob(f"*{INDEX}") for shard in _shards_of(index)}
+    return [
+        path
+        for path in folder.iterdir()
+        if path.suffix.lower() in MODEL_SUFFIXES
+        and not path.name.startswith(".")
+        and path.name not in shards
+        and not has_record(path)
+    ]
+
+
+def _shards_of(index: Path) -> set[str]:
+    try:
+        return set(weight_map(index).values())
+    except (CheckpointError, OSError):
+        return set()
 
 
 def _natural(path: Path) -> list[tuple[int, str, int]]:
@@ -93,7 +117,7 @@ def _natural(path: Path) -> list[tuple[int, str, int]]:
 def _stem(path: Path) -> str:
     if path.is_dir():
         return path.resolve().name
-    stem = path.name.removesuffix(_INDEX)
+    stem = path.name.removesuffix(INDEX)
     while Path(stem).suffix.lower() in MODEL_SUFFIXES:
         stem = Path(stem).stem
     return stem if stem != path.name else path.stem

@@ -1,8 +1,8 @@
-"""The merge record as text: inside a safetensors file, beside any other."""
+"""The merge record as text: inside a safetensors file or shard index, beside any other."""
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -32,8 +32,7 @@ def read_record(path: str | Path) -> dict[str, Any]:
     """Return the merge record of a merged file."""
     path = Path(path)
     try:
-        inside = kind_of(path) == "safetensors"
-        return _inside(path) if inside else _beside(path)
+        return _PLACES.get(kind_of(path), _beside)(path)
     except OSError as error:
         raise unreadable(path, error) from error
 
@@ -74,6 +73,14 @@ def _inside(path: Path) -> dict[str, Any]:
     return _parsed(path, text)
 
 
+def _in_index(path: Path) -> dict[str, Any]:
+    metadata = _parsed(path, path.read_bytes()).get("metadata")
+    record = metadata.get(RECORD_KEY) if isinstance(metadata, dict) else None
+    if record is None:
+        raise _missing(path, f"no '{RECORD_KEY}' in its metadata")
+    return _object(path, record)
+
+
 def _beside(path: Path) -> dict[str, Any]:
     place = record_path(path)
     if not place.exists():
@@ -84,11 +91,14 @@ def _beside(path: Path) -> dict[str, Any]:
         raise damaged(place, "not UTF-8") from error
 
 
-def _parsed(path: Path, text: str) -> dict[str, Any]:
+def _parsed(path: Path, text: str | bytes) -> dict[str, Any]:
     try:
-        record = json.loads(text)
+        return _object(path, json.loads(text))
     except (ValueError, RecursionError) as error:
         raise damaged(path, "its merge record is no JSON") from error
+
+
+def _object(path: Path, record: object) -> dict[str, Any]:
     if not isinstance(record, dict):
         raise damaged(path, "its merge record is no JSON object")
     return record
@@ -98,3 +108,9 @@ def _missing(path: Path, why: str) -> CheckpointError:
     return CheckpointError(
         f"{path}: has no merge record ({why})", "only files that fedmerge wrote have one"
     )
+
+
+_PLACES: Mapping[str, Callable[[Path], dict[str, Any]]] = {
+    "safetensors": _inside,
+    "index": _in_index,
+}

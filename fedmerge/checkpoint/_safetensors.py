@@ -1,16 +1,14 @@
 """Read safetensors files: the header at once, each tensor by its own read."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors import SafetensorError, safe_open
 
 from fedmerge.checkpoint._contents import Contents, ReadOptions
 from fedmerge.checkpoint._failures import damaged, reason_of
-from fedmerge.checkpoint._tensors import StoredTensor, raw_bytes, stored, torch_dtype
+from fedmerge.checkpoint._tensors import StoredTensor, read_part, stored, torch_dtype
 from fedmerge.types.clients import TensorInfo
 
 METADATA = "__metadata__"
@@ -56,17 +54,4 @@ def _header(path: Path) -> tuple[dict[str, Any], int]:
 def _entry(path: Path, start: int, entry: dict[str, Any]) -> StoredTensor:
     tag, begin = str(entry["dtype"]), int(entry["data_offsets"][0])
     info = TensorInfo(tuple(int(n) for n in entry["shape"]), DTYPES.get(tag, tag.lower()))
-    return stored(info, _loader(path, start + begin, info))
-
-
-def _loader(path: Path, offset: int, info: TensorInfo) -> Callable[[], torch.Tensor]:
-    def load() -> torch.Tensor:
-        tensor = torch.empty(info.shape, dtype=torch_dtype(info.dtype))
-        target = raw_bytes(tensor)
-        with path.open("rb") as file:
-            file.seek(offset)
-            if file.readinto(target.data) != target.nbytes:
-                raise EOFError("the file has become shorter since it was opened")
-        return tensor
-
-    return load
+    return stored(info, lambda: read_part(path, start + begin, info.shape, torch_dtype(info.dtype)))

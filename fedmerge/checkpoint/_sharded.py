@@ -11,7 +11,7 @@ from fedmerge.errors import CheckpointError
 
 def read_index(path: Path, read_shard: Callable[[Path], Contents]) -> Contents:
     """Read the union of the shards that a `*.index.json` names."""
-    places = _weight_map(path)
+    places = weight_map(path)
     shards = {shard: _open_shard(path, shard, read_shard) for shard in sorted(set(places.values()))}
     tree = {name: _tensor(path, name, shard, shards[shard]) for name, shard in places.items()}
     kinds = sorted(
@@ -23,7 +23,8 @@ def read_index(path: Path, read_shard: Callable[[Path], Contents]) -> Contents:
     return Contents(f"sharded {' and '.join(kinds)}", tree, files, size, metadata)
 
 
-def _weight_map(path: Path) -> dict[str, str]:
+def weight_map(path: Path) -> dict[str, str]:
+    """Return which shard an index names for each tensor."""
     try:
         places = json.loads(path.read_bytes())["weight_map"]
     except (ValueError, KeyError, TypeError, RecursionError) as error:

@@ -5,12 +5,15 @@ import re
 from pathlib import Path
 from typing import Literal, TypeAlias
 
+from fedmerge.checkpoint._archive import record_names
 from fedmerge.checkpoint._failures import damaged, unreadable
 from fedmerge.checkpoint._globals import scan_pickles
 from fedmerge.checkpoint._safetensors import LARGEST_HEADER
 from fedmerge.errors import CheckpointError
 
-Kind: TypeAlias = Literal["zip", "legacy", "safetensors", "index", "pickle"]
+Kind: TypeAlias = Literal[
+    "zip", "legacy", "safetensors", "index", "pickle", "exported program", "TorchScript"
+]
 
 _HEAD = 4096
 _STATE_DICT = "save the model's state dict with torch.save or safetensors"
@@ -36,6 +39,12 @@ _FOREIGN_PATTERNS = tuple(
 )
 
 
+_ARCHIVES: tuple[tuple[str, Kind], ...] = (  # pattern of a record's name, what such a zip is
+    (r"[^/]+/constants\.pkl", "TorchScript"),
+    (r"([^/]+/)?(archive_format|serialized_exported_program\.json)", "exported program"),
+)
+
+
 def kind_of(path: Path) -> Kind:
     """Return which reader a file needs; raise what it is if none."""
     try:
@@ -58,13 +67,23 @@ def _kind(path: Path, head: bytes) -> Kind:
     if not head:
         raise CheckpointError(f"{path}: an empty file", "copy or download it again")
     if head.startswith((b"PK\x03\x04", b"PK\x05\x06")):
-        return "zip"
+        return _zip_kind(path)
     if _is_safetensors(head):
         return "safetensors"
     for pattern, what, hint in _FOREIGN_PATTERNS:
         if pattern.match(head):
             raise CheckpointError(f"{path}: {what}", hint)
     return _pickle_kind(path, head) or _text_kind(path, head)
+
+
+def _zip_kind(path: Path) -> Kind:
+    names = record_names(path)
+    for pattern, kind in _ARCHIVES:
+        if any(re.fullmatch(pattern, name) for name in names):
+            return kind
+    if names and all(name.endswith(".npy") for name in names):
+        raise CheckpointError(f"{path}: a numpy archive (.npz), not a checkpoint", _STATE_DICT)
+    return "zip"
 
 
 def _is_safetensors(head: bytes) -> bool:
@@ -88,7 +107,7 @@ def _text_kind(path: Path, head: bytes) -> Kind:
         raise CheckpointError(f"{path}: a text file, not a checkpoint")
     raise CheckpointError(
         f"{path}: not a checkpoint (unknown format)",
-        "fedmerge reads torch files (.pt, .pth, .bin, .ckpt) and safetensors",
+        "fedmerge reads torch files (.pt, .pth, .bin, .ckpt, .pt2, TorchScript) and safetensors",
     )
 
 

@@ -25,12 +25,23 @@ class Staging:
         self._files[path] = (hidden, file)
         return file
 
-    def commit(self) -> None:
-        """Put all files on disk, then give them their names."""
-        for _, file in self._files.values():
+    @property
+    def paths(self) -> tuple[Path, ...]:
+        """What the files are going to be called, in the order in which they get their names."""
+        return tuple(self._files)
+
+    def finish(self, path: Path) -> None:
+        """Put a file on disk and close it."""
+        _, file = self._files[path]
+        if not file.closed:
             file.flush()
             os.fsync(file.fileno())
             file.close()
+
+    def commit(self) -> None:
+        """Put all files on disk, then give them their names, in the order of their creation."""
+        for path in self._files:
+            self.finish(path)
         for path, (hidden, _) in self._files.items():
             os.replace(hidden, path)  # noqa: PTH105 (atomic on every system, as its name says)
         for folder in {path.parent for path in self._files}:

@@ -5,7 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from fedmerge.checkpoint import Checkpoint, ReadOptions, check_output, open_checkpoint, write_model
+from fedmerge.checkpoint import (
+    Checkpoint,
+    ReadOptions,
+    check_output,
+    open_checkpoint,
+    parse_size,
+    write_model,
+)
 from fedmerge.types.clients import TensorInfo
 
 
@@ -16,10 +23,15 @@ def convert(
     *,
     dtype: str | None = None,
     force: bool = False,
+    shard_size: str | int | None = None,
 ) -> Checkpoint:
-    """Write a checkpoint's tensors under their plain names; return what was read."""
+    """Write a checkpoint's tensors under their plain names; return what was read.
+
+    With `shard_size` (bytes, or text such as "2GB"), to safetensors shards and their index.
+    """
     path, output = Path(path), Path(output)
-    check_output(output, inputs=[path], force=force)
+    most = parse_size(shard_size)
+    check_output(output, inputs=[path], force=force, sharded=most is not None)
     checkpoint = open_checkpoint(path, reading or ReadOptions())
     own_names = {checkpoint.output_name(name): name for name in checkpoint.tensors}
 
@@ -35,5 +47,6 @@ def convert(
             for alias, name in checkpoint.aliases.items()
         },
         force=force,
+        shard_size=most,
     )
     return checkpoint

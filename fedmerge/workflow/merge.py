@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -12,7 +13,7 @@ import numpy as np
 import torch
 
 from fedmerge import __version__
-from fedmerge.checkpoint import Checkpoint, to_torch, write_model
+from fedmerge.checkpoint import Checkpoint, parse_size, to_torch, write_model, written_path
 from fedmerge.errors import UsageError
 from fedmerge.graph import count_parameters, plan_to_json
 from fedmerge.types.arrays import Array, Float64Array
@@ -73,7 +74,8 @@ class Merge:
     @cached_property
     def sources(self) -> list[SourceEntry]:
         """What the record says of the clients; their files are read once for it."""
-        return [source_entry(client) for client in self.clients]
+        with ThreadPoolExecutor(torch.get_num_threads()) as threads:
+            return list(threads.map(source_entry, self.clients))
 
     @cached_property
     def tensors(self) -> dict[str, TensorInfo]:
@@ -125,8 +127,14 @@ class Merge:
             state[first.output_name(name)] = to_torch(values, stored.dtype)
         return state
 
-    def write(self, path: str | Path, *, force: bool = False) -> None:
-        """Write the global model and its merge record."""
+    def write(
+        self, path: str | Path, *, force: bool = False, shard_size: str | int | None = None
+    ) -> Path:
+        """Write the global model and its merge record; return the file to open.
+
+        With `shard_size` (bytes, or text such as "2GB") that is the index of safetensors shards.
+        """
+        most = parse_size(shard_size)
         first = self.clients[0]
         own_names = {first.output_name(name): name for name in self.tensors}
         aliases = first.aliases.items()
@@ -137,7 +145,9 @@ class Merge:
             aliases={first.output_name(a): first.output_name(n) for a, n in aliases},
             record=self.record,
             force=force,
+            shard_size=most,
         )
+        return written_path(path, sharded=most is not None)
 
     def record(self, digests: Mapping[str, str]) -> dict[str, Any]:
         """Return the merge record, given the SHA-256 of every written tensor."""

@@ -56,6 +56,7 @@ class MergeRecord:
     growth: float
     assignments: Mapping[str, Mapping[str, IntArray]]  # client → group → (units,)
     tensors: Mapping[str, str]  # written name → SHA-256
+    is_trained: bool  # in rounds, so that its tensors don't follow from the sources
 
 
 def source_entry(client: Checkpoint) -> SourceEntry:
@@ -77,6 +78,7 @@ def record_from_json(value: Any, *, source: str) -> MergeRecord:
             growth=float(value["growth"]),
             assignments=_assignments(value["assignments"]),
             tensors=dict(value["tensors"]),
+            is_trained="retrain" in value,
         )
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         reason = f"{type(error).__name__}: {error}"

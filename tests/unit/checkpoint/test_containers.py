@@ -194,18 +194,6 @@ def test_another_zip_is_named(tmp_path: Path) -> None:
         open_checkpoint(tmp_path / "a.pt")
 
 
-@pytest.mark.parametrize(
-    ("record", "what"),
-    [("constants.pkl", "a TorchScript archive"), ("archive_format", "an exported program")],
-)
-def test_archives_with_code_are_named_with_a_recipe(tmp_path: Path, record: str, what: str) -> None:
-    with zipfile.ZipFile(save_zip(state(), tmp_path / "a.pt"), "a") as archive:
-        archive.writestr(f"a/{record}", "")
-    with pytest.raises(CheckpointError, match=what) as caught:
-        open_checkpoint(tmp_path / "a.pt")
-    assert "torch.save(" in caught.value.hint
-
-
 def test_what_is_no_file_is_named(tmp_path: Path) -> None:
     (tmp_path / "loop").symlink_to(tmp_path / "loop")
     for name in ("missing", "loop"):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from fedmerge.checkpoint import open_checkpoint, read_record
+from fedmerge.checkpoint import open_checkpoint, read_record, written_path
 
 _WRITER = """
 import itertools, sys
@@ -20,20 +20,26 @@ from fedmerge.types.clients import TensorInfo
 infos = {f"fc{i}.weight": TensorInfo((256, 256), "float32") for i in range(6)}
 for version in itertools.count():
     values = np.full((256, 256), version, dtype=np.float32)
-    write_model(sys.argv[1], infos, lambda _: values, force=True,
+    write_model(sys.argv[1], infos, lambda _: values, force=True, shard_size=SHARD,
                 record=lambda digests: {"version": version, "tensors": dict(digests)})
     print(version, flush=True)
 """
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="no SIGKILL there")
-@pytest.mark.parametrize("suffix", [".pt", ".safetensors"])
-def test_a_killed_writer_leaves_a_whole_file(tmp_path: Path, suffix: str) -> None:
+@pytest.mark.parametrize(
+    ("suffix", "shard_size"), [(".pt", None), (".safetensors", None), (".safetensors", 600_000)]
+)
+def test_a_killed_writer_leaves_a_whole_model(
+    tmp_path: Path, suffix: str, shard_size: int | None
+) -> None:
     path = tmp_path / f"global{suffix}"
+    opened = written_path(path, sharded=shard_size is not None)
+    writer = f"SHARD = {shard_size}\n" + _WRITER
     rng = random.Random(0)
     for _ in range(5):
         process = subprocess.Popen(
-            [sys.executable, "-c", _WRITER, str(path)], stdout=subprocess.PIPE, text=True
+            [sys.executable, "-c", writer, str(path)], stdout=subprocess.PIPE, text=True
         )
         assert process.stdout is not None
         assert process.stdout.readline() == "0\n"
@@ -41,8 +47,8 @@ def test_a_killed_writer_leaves_a_whole_file(tmp_path: Path, suffix: str) -> Non
         process.kill()
         assert process.wait() == -signal.SIGKILL
         process.stdout.close()
-        checkpoint = open_checkpoint(path)
+        checkpoint = open_checkpoint(opened)
         values = {value for name in checkpoint.tensors for value in checkpoint.read(name).flat}
         assert len(checkpoint.tensors) == 6
         assert len(values) == 1
-        assert "version" in read_record(path)
+        assert "version" in read_record(opened)

@@ -162,7 +162,8 @@ ZOO: dict[str, Model] = {
     "vgg": Model(convolution.vgg, (RGB,), 4),
     "channels-last flatten": Model(convolution.ChannelsLast, (RGB,), 3),
     "conv 1d and 3d": Model(convolution.Conv1dTo3d, ((2, 2, 9),), 3),
-    "resnet A": Model(lambda: convolution.ResNet("A"), (RGB,), 8, 3),
+    # Padding is a number in the code: padded streams stay; the first and three inner ones grow.
+    "resnet A": Model(lambda: convolution.ResNet("A"), (RGB,), 8, 4),
     "resnet B": Model(lambda: convolution.ResNet("B"), (RGB,), 6),
     "pre-activation resnet": Model(convolution.PreActivation, (RGB,), 4),
     "densenet": Model(convolution.DenseNet, (RGB,), 7),
@@ -200,11 +201,18 @@ ZOO: dict[str, Model] = {
     "language model": Model(lambda: recurrent.Language(tied=False), ((2, 5),), 3, tokens=11),
     "tied language model": Model(lambda: recurrent.Language(tied=True), ((2, 5),), 2, tokens=11),
     "mlp-mixer": Model(attention.Mixer, (RGB,), 4, 2),
-    "vit": Model(attention.VisionTransformer, (RGB,), 7, 2),
-    "gpt": Model(attention.Gpt, ((2, 5),), 7, 2, tokens=11),
-    "transformer encoder": Model(attention.Encoder, ((2, 4, 8),), 3, 1),
-    "encoder and decoder": Model(attention.SequenceToSequence, ((2, 4),), 9, 2, tokens=9),
-    "llama": Model(attention.Llama, ((2, 5),), 3, 1, tokens=11),
+    # Every attention has three groups: its heads, the units of queries and keys, those of values.
+    # Blocks add the hidden layer, and all share the stream, which is the input in the encoder.
+    "vit": Model(attention.VisionTransformer, (RGB,), 1 + 2 * (3 + 1), 2),
+    "gpt": Model(attention.Gpt, ((2, 5),), 1 + 2 * (3 + 1), 2, tokens=11),
+    "transformer encoder": Model(attention.Encoder, ((2, 4, 8),), 3 + 1, 1),
+    "encoder and decoder": Model(
+        attention.SequenceToSequence, ((2, 4),), 1 + (3 + 1) + (3 + 3 + 1), 2, tokens=9
+    ),
+    # The stream, the two heads of keys and values, the two queries of each, the units of values,
+    # the hidden layer; rotation pins the units of queries and keys.
+    "llama": Model(attention.Llama, ((2, 5),), 5, 1, tokens=11),
+    "attention with growing heads": Model(attention.GrowingHeads, ((2, 4, 5),), 1 + 3, 1 + 1),
     "convnext": Model(attention.ConvNext, (RGB,), 2, 1),
-    "cross attention": Model(attention.CrossAttention, ((2, 4, 5), (2, 3, 6)), 3, 0),
+    "cross attention": Model(attention.CrossAttention, ((2, 4, 5), (2, 3, 6)), 1 + 3, 0),
 }

@@ -60,7 +60,7 @@ class VisionBlock(nn.Module):
 
 
 class VisionTransformer(nn.Module):
-    """Two blocks: the stream; queries with keys, values and a hidden layer each."""
+    """Two blocks: the stream; heads, queries with keys, values and a hidden layer each."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -103,7 +103,7 @@ class GptBlock(nn.Module):
 
 
 class Gpt(nn.Module):
-    """Two blocks with a tied embedding: the stream; three groups each."""
+    """Two blocks with a tied embedding: the stream; four groups each."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -119,7 +119,7 @@ class Gpt(nn.Module):
 
 
 class Encoder(nn.Module):
-    """PyTorch's own encoder layer: queries with keys, values, the hidden layer."""
+    """PyTorch's own encoder layer: heads, queries with keys, values, the hidden layer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -128,6 +128,23 @@ class Encoder(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor = self.head(self.layer(x))
+        return out
+
+
+class GrowingHeads(nn.Module):
+    """Queries, keys and values apart, stacked per head; the code says how wide a head is only."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.out = nn.Linear(5, 6), nn.Linear(9, 6, bias=False)
+        self.qkv, self.head = nn.Linear(6, 3 * (4 + 4 + 3)), nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x)
+        stacked = self.qkv(x).unflatten(-1, (-1, 11)).transpose(1, 2)
+        q, k, v = stacked.split((4, 4, 3), -1)
+        seen = fn.scaled_dot_product_attention(q, k, v)
+        out: Tensor = self.head(x + self.out(seen.transpose(1, 2).flatten(2)))
         return out
 
 
@@ -148,7 +165,7 @@ class CrossAttention(nn.Module):
 
 
 class SequenceToSequence(nn.Module):
-    """nn.Transformer: the stream; q with k, v and hidden; the decoder's twice, and hidden."""
+    """nn.Transformer: the stream; attention and hidden; the decoder's two and hidden."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -163,7 +180,7 @@ class SequenceToSequence(nn.Module):
 
 
 class Llama(nn.Module):
-    """Rotary places pin queries and keys; shared value heads, a gated hidden layer."""
+    """Rotary places pin queries' and keys' units; grouped queries, a gated hidden layer."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -10,6 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as fn
 
+from tests.random_steps import SEQUENCE_IDIOMS, VECTOR_IDIOMS
+
 Step = Callable[[Tensor], Tensor]
 
 
@@ -269,9 +271,11 @@ IMAGE_STEPS = (
 )  # fmt: skip
 SEQUENCE_STEPS = (
     linear_block, residual_linear, recurrent, recurrent, attention, attention, mix_steps,
-    reduce_steps, shared, layer_norm,
+    reduce_steps, shared, layer_norm, *SEQUENCE_IDIOMS,
 )  # fmt: skip
-VECTOR_STEPS = (linear_block, linear_block, residual_linear, shared, layer_norm, positions)
+VECTOR_STEPS = (
+    linear_block, linear_block, residual_linear, shared, layer_norm, positions, *VECTOR_IDIOMS,
+)  # fmt: skip
 
 
 def image_step(net: RandomNet, x: Tensor) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any, cast, get_args
 
@@ -10,6 +11,7 @@ from fedmerge.types.layouts import Concat, Layout, Pinned, Product, Units, group
 from fedmerge.types.plans import OUTPUT, Group, Norm, Plan, Role, TensorPlan
 
 FORMAT = 1
+_GIVEN = "the plan gives its width"
 _HINT = "docs/reference/plan.md describes the format; `fedmerge plan A -o plan.json` writes one"
 
 
@@ -55,19 +57,30 @@ def plan_from_json(value: object) -> Plan:
 
 
 def _group_to_json(group: Group) -> dict[str, Any]:
-    if group.can_grow:
-        return {"name": group.name}
-    return {"name": group.name, "can_grow": False, "why": group.why}
+    fields: dict[str, Any] = {"name": group.name}
+    if not group.can_grow:
+        fields |= {"can_grow": False, "why": group.why}
+    if group.width is not None:
+        fields["width"] = group.width
+    return fields
 
 
 def _group_from_json(value: object) -> Group:
     if isinstance(value, str):
         return Group(value)
     fields = _object(value, "a group")
-    _check_keys(fields, {"name", "can_grow", "why"}, "a group")
+    _check_keys(fields, {"name", "can_grow", "why", "width"}, "a group")
     if not isinstance(fields.get("name"), str):
         raise _error("a group has no 'name'")
-    return Group(fields["name"], bool(fields.get("can_grow", True)), str(fields.get("why", "")))
+    name, width = fields["name"], fields.get("width")
+    is_count = isinstance(width, int) and not isinstance(width, bool) and width > 0
+    if width is not None and not is_count:
+        raise _error(f"group '{name}' has the width {width!r}, expected a number of units")
+    can_grow = bool(fields.get("can_grow", width is None))
+    if can_grow and width is not None:
+        raise _error(f"group '{name}' has a width of its own, so it can't grow")
+    why = fields.get("why", "" if width is None else _GIVEN)
+    return Group(name, can_grow, str(why), width)
 
 
 def _tensor_to_json(tensor: TensorPlan) -> object:
@@ -132,9 +145,10 @@ def _layout_from_json(value: object, name: str, default_reason: str) -> Layout:
 
 
 def _checked_product(factors: tuple[Layout, ...], name: str) -> Layout:
-    with_units = [factor for factor in factors if any(groups_in(factor))]
-    if len(with_units) > 1:
-        raise _error(f"'{name}' has a product with groups in more than one factor")
+    counts = Counter(group for factor in factors for group in set(groups_in(factor)))
+    for group, count in counts.items():
+        if count > 1:
+            raise _error(f"'{name}' has a product with group '{group}' in more than one factor")
     return Product(factors)
 
 

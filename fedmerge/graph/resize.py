@@ -30,7 +30,7 @@ def resize_module(module: nn.Module, shapes: Shapes) -> None:
         if (resize := _resizer(layer)) is not None:
             resize(layer)
     moved_states = _unambiguous(zip(old_states, _state_sizes(module), strict=True))
-    _follow_widths(module, _moved_widths(old_shapes, shapes), moved_states)
+    _follow_widths(module, (old_shapes, shapes), moved_states)
 
 
 def _all_tensors(module: nn.Module) -> list[tuple[str, torch.Tensor]]:
@@ -122,6 +122,21 @@ def _resize_cell(layer: Any) -> None:
     layer.input_size, layer.hidden_size = layer.weight_ih.shape[1], layer.weight_hh.shape[1]
 
 
+def _resize_attention(layer: Any) -> None:
+    """Follow the width of the queries; the number of heads is the code's, as no shape shows it.
+
+    PyTorch asks for heads × units per head as wide as the queries, the stream that they come from.
+    """
+    stacked = layer.in_proj_weight
+    query, key, value = (
+        (layer.q_proj_weight, layer.k_proj_weight, layer.v_proj_weight)
+        if stacked is None
+        else (stacked, stacked, stacked)
+    )
+    layer.embed_dim, layer.kdim, layer.vdim = query.shape[1], key.shape[1], value.shape[1]
+    layer.head_dim = layer.embed_dim // layer.num_heads
+
+
 def _resize_slopes(layer: Any) -> None:
     layer.num_parameters = layer.weight.shape[0]
 
@@ -141,6 +156,7 @@ _RESIZERS: Mapping[type[nn.Module], Callable[[Any], None]] = {
     nn.RNNBase: _resize_recurrent,
     nn.RNNCellBase: _resize_cell,
     nn.PReLU: _resize_slopes,
+    nn.MultiheadAttention: _resize_attention,
 }
 
 
@@ -148,10 +164,15 @@ def _resizer(layer: nn.Module) -> Callable[[Any], None] | None:
     return next((_RESIZERS[kind] for kind in type(layer).__mro__ if kind in _RESIZERS), None)
 
 
-def _moved_widths(old_shapes: Shapes, shapes: Shapes) -> dict[int, int]:
-    """Return old → new for every axis size that moved, always to the same new size."""
+def _moved_widths(old_shapes: Shapes, shapes: Shapes, path: str) -> dict[int, int]:
+    """Return old → new for every axis size of a part that moved, always to the same new size.
+
+    Elsewhere in the model the same number may be another width; a part without tensors has none
+    of its own, and may use any.
+    """
+    own = [name for name in shapes if not path or name.startswith(f"{path}.")]
     return _unambiguous(
-        pair for name, shape in shapes.items() for pair in zip(old_shapes[name], shape, strict=True)
+        pair for name in own or shapes for pair in zip(old_shapes[name], shapes[name], strict=True)
     )
 
 
@@ -170,13 +191,15 @@ def _state_sizes(module: nn.Module) -> list[int]:
 
 
 def _follow_widths(
-    module: nn.Module, moved: Mapping[int, int], moved_states: Mapping[int, int]
+    module: nn.Module, resized: tuple[Shapes, Shapes], moved_states: Mapping[int, int]
 ) -> None:
     """Set the users' integers; one that is called hidden follows the recurrent layers."""
-    for layer in module.modules():
-        if type(layer).__module__.startswith("torch."):
+    for path, layer in module.named_modules():
+        integers = {name: value for name, value in vars(layer).items() if type(value) is int}
+        if type(layer).__module__.startswith("torch.") or not integers:
             continue
-        for name, value in vars(layer).items():
+        moved = _moved_widths(*resized, path)
+        for name, value in integers.items():
             moves = {**moved, **moved_states} if "hid" in name.lower() else moved
-            if type(value) is int and value in moves:
+            if value in moves:
                 setattr(layer, name, moves[value])

@@ -1,6 +1,6 @@
 """Widths of a plan's groups from the shapes of one client's tensors."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import reduce
 
@@ -18,15 +18,19 @@ from fedmerge.types.layouts import (
 from fedmerge.types.plans import Plan
 
 Shapes = Mapping[str, tuple[int, ...]]
+_Axis = tuple[str, int, Layout, int]  # tensor, axis, layout, size
+_SAME_NET = "all clients must share one architecture; compare them with `fedmerge inspect`"
 
 
 def solve_widths(plan: Plan, shapes: Shapes, *, source: str) -> dict[str, int]:
     """Return every group's width in a client, or say which axis of it contradicts the plan.
 
-    Groups that must be equally wide are solved as one: of two halves only the sum may show.
+    Groups that must be equally wide are solved as one: of two halves only the sum may show. Of a
+    product of two groups only the whole shows, so the plan gives one group's width.
     """
     first = {group: tie[0] for tie in plan.same_width for group in tie}
-    solved = _solve_groups(_with_names(plan, first), shapes, source)
+    given = {first.get(g.name, g.name): g.width for g in plan.groups if g.width is not None}
+    solved = _solve_groups(_with_names(plan, first), given, shapes, source)
     return {group.name: solved[first.get(group.name, group.name)] for group in plan.groups}
 
 
@@ -44,14 +48,16 @@ def _with_names(plan: Plan, names: Mapping[str, str]) -> Plan:
     return replace(plan, groups=groups, tensors=tensors)
 
 
-def _solve_groups(plan: Plan, shapes: Shapes, source: str) -> dict[str, int]:
+def _solve_groups(
+    plan: Plan, given: Mapping[str, int], shapes: Shapes, source: str
+) -> dict[str, int]:
     _check_dimensions(plan, shapes, source)
-    axes = [
+    axes: list[_Axis] = [
         (name, axis, layout, shapes[name][axis])
         for name, tensor in plan.tensors.items()
         for axis, layout in enumerate(tensor.axes)
     ]
-    widths: dict[str, int] = {}
+    widths = dict(given)
     solved_before = -1
     while solved_before < len(widths):
         solved_before = len(widths)
@@ -61,13 +67,13 @@ def _solve_groups(plan: Plan, shapes: Shapes, source: str) -> dict[str, int]:
                 width = _solve(layout, size, widths)
                 if width is not None:
                     widths[unknown[0]] = width
-    _check_solved(plan, widths)
+    _check_solved(plan, widths, axes, source)
     for name, axis, layout, size in axes:
         if axis_size(layout, widths) != size:
             raise ArchitectureError(
                 f"{source}: '{name}' has size {size} along axis {axis}, "
                 f"expected {describe(layout, widths)}",
-                "all clients must share one architecture; compare them with `fedmerge inspect`",
+                _SAME_NET,
             )
     return widths
 
@@ -81,7 +87,7 @@ def describe(layout: Layout, widths: Mapping[str, int]) -> str:
 def _words(layout: Layout, widths: Mapping[str, int]) -> str:
     match layout:
         case Units(group):
-            return f"{group}'s {widths[group]} units"
+            return f"{group}'s {widths[group]} units" if group in widths else f"{group}'s units"
         case Pinned(size, reason):
             return f"{reason} {size}" if reason else str(size)
         case Product(factors):
@@ -113,16 +119,26 @@ def _check_dimensions(plan: Plan, shapes: Shapes, source: str) -> None:
         if len(shapes[name]) != len(tensor.axes):
             raise ArchitectureError(
                 f"{source}: '{name}' has {len(shapes[name])} axes, expected {len(tensor.axes)}",
-                "all clients must share one architecture; compare them with `fedmerge inspect`",
+                _SAME_NET,
             )
 
 
-def _check_solved(plan: Plan, widths: Mapping[str, int]) -> None:
+def _check_solved(
+    plan: Plan, widths: Mapping[str, int], axes: Sequence[_Axis], source: str
+) -> None:
+    """Refuse a plan with groups left unsolved: no width of theirs fits, or several would."""
     unsolved = [group.name for group in plan.groups if group.name not in widths]
+    for name, axis, layout, size in axes:
+        if len({group for group in groups_in(layout) if group in unsolved}) == 1:
+            raise ArchitectureError(
+                f"{source}: '{name}' has size {size} along axis {axis}, "
+                f"which is no {_words(layout, widths)}",
+                _SAME_NET,
+            )
     if unsolved:
         raise ArchitectureError(
             f"the plan does not fix the width of group '{unsolved[0]}'",
-            "give the group a tensor axis of its own, or check the factors of its products",
+            "give the group a tensor axis of its own, or its 'width' in the plan's 'groups'",
         )
 
 

@@ -13,6 +13,8 @@ from fedmerge.types.clients import TensorInfo
 from fedmerge.types.plans import Plan
 from fedmerge.workflow.clients import first_difference
 
+_SEED = 0  # of the values that a program's graph is checked with
+
 
 @dataclass(frozen=True)
 class GuessedLayer:
@@ -31,7 +33,7 @@ class Inspection:
     checkpoint: Checkpoint | None = None
     layers: tuple[GuessedLayer, ...] = ()
     plan: Plan | None = None
-    unplanned: FedmergeError | None = None  # why there is no plan from the names alone
+    unplanned: FedmergeError | None = None  # why there is no plan from the file alone
     refused: FedmergeError | None = None  # why the file was not opened
     difference: str | None = None  # from the first file that was opened
 
@@ -61,9 +63,7 @@ def _inspect_opened(
     try:
         for tensor in checkpoint.tensors:
             checkpoint.read(tensor)  # refuses values that are not finite
-        plan = plan_chain(
-            checkpoint.tensors, chain, aliases=checkpoint.aliases, source=checkpoint.name
-        )
+        plan = _plan(checkpoint, chain)
     except FedmergeError as error:
         unplanned = error
     return Inspection(
@@ -74,6 +74,14 @@ def _inspect_opened(
         unplanned=unplanned,
         difference=None if checkpoint is first else first_difference(checkpoint, first),
     )
+
+
+def _plan(checkpoint: Checkpoint, chain: ChainOptions) -> Plan:
+    if checkpoint.program is not None:
+        from fedmerge.workflow.models import plan_program  # other files do without
+
+        return plan_program(checkpoint, seed=_SEED)
+    return plan_chain(checkpoint.tensors, chain, aliases=checkpoint.aliases, source=checkpoint.name)
 
 
 def guess_layers(checkpoint: Checkpoint) -> list[GuessedLayer]:

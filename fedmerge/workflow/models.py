@@ -16,13 +16,19 @@ from torch import nn
 from fedmerge.checkpoint import Checkpoint
 from fedmerge.errors import ArchitectureError, UsageError
 from fedmerge.graph.model import (
+    ExportedProgram,
     deduce_inputs,
     evaluating,
+    is_compiler_loaded,
     load_factory,
+    paths_of,
+    pin_misfits,
     plan_model,
     probe_growth,
+    program_inputs,
     verify_plan,
 )
+from fedmerge.graph.model.walk import StatePairs
 from fedmerge.graph.resize import resize_module
 from fedmerge.types.plans import Norm, Plan
 from fedmerge.workflow.clients import name_difference
@@ -67,19 +73,58 @@ def plan_code(code: ModelCode, client: Checkpoint, *, seed: int) -> Plan:
     names = model_names(client, model)
     resize_module(model, {names[name]: info.shape for name, info in client.tensors.items()})
     inputs = code.inputs(model)
-    rng = np.random.default_rng(seed)
-    with _users_code():
-        plan = plan_model(model, inputs, state=code.state)
-        verify_plan(model, plan, inputs, rng=rng, state=code.state)
-        plan = probe_growth(model, plan, inputs, rng=rng, state=code.state)
-    own_names = {model_name: name for name, model_name in names.items()}
+    plan = _plan_checked(model, inputs, seed=seed, state=code.state)
     notes = list(plan.notes)
     if not code.input_shapes:
         shapes = ", ".join("×".join(map(str, tensor.shape)) for tensor in tensors_in(inputs))
         notes.append(f"the model was run on random inputs of shape {shapes}")
-    if own_names != {name: name for name in own_names} and not _is_prefixed(names, client):
+    if not _is_prefixed(names, client) and any(name != own for own, name in names.items()):
         notes.append("the file's names differ from the model's: paired in order, shapes agree")
+    own_names = {model_name: name for name, model_name in names.items()}
     return _renamed(replace(plan, notes=tuple(notes)), own_names)
+
+
+def plan_program(client: Checkpoint, *, seed: int) -> Plan:
+    """Return the plan of the graph that a client's file has, checked by numbers.
+
+    Only ATen ops of a table are run, no code of the file's.
+    """
+    assert client.program is not None
+    model = ExportedProgram(client.program)
+    names = model_names(client, model)
+    plan = _plan_checked(model, program_inputs(model), seed=seed, state=())
+    notes = (f"the plan comes from the graph in {client.name}'s file", *plan.notes)
+    own_names = {model_name: name for name, model_name in names.items()}
+    return _renamed(replace(plan, architecture="an exported program", notes=notes), own_names)
+
+
+def _plan_checked(
+    model: nn.Module, inputs: tuple[Any, ...], *, seed: int, state: StatePairs
+) -> Plan:
+    """Return a model's plan after it held on every way through the model."""
+    rng = np.random.default_rng(seed)
+    with _users_code():
+        plan = _planned(model, inputs, state)
+        for path in paths_of(model, inputs):
+            with path():
+                plan = pin_misfits(model, plan, inputs, rng=rng, state=state)
+                plan = probe_growth(model, plan, inputs, rng=rng, state=state)
+    return plan
+
+
+def _planned(model: nn.Module, inputs: tuple[Any, ...], state: StatePairs) -> Plan:
+    """Return the plan of a run; of a second one where the first only loaded torch's compiler.
+
+    Some functions call the compiler by themselves (flex attention), which fails under our modes
+    unless it is told beforehand to stand aside.
+    """
+    was_loaded = is_compiler_loaded()
+    try:
+        return plan_model(model, inputs, state=state)
+    except ArchitectureError:
+        if was_loaded or not is_compiler_loaded():
+            raise
+    return plan_model(model, inputs, state=state)
 
 
 def check_plan(code: ModelCode, client: Checkpoint, plan: Plan, *, seed: int) -> None:
@@ -88,9 +133,11 @@ def check_plan(code: ModelCode, client: Checkpoint, plan: Plan, *, seed: int) ->
     names = model_names(client, model)
     resize_module(model, {names[name]: info.shape for name, info in client.tensors.items()})
     inputs = code.inputs(model)
+    rng = np.random.default_rng(seed)
     with _users_code():
-        rng = np.random.default_rng(seed)
-        verify_plan(model, _renamed(plan, names), inputs, rng=rng, state=code.state)
+        for path in paths_of(model, inputs):
+            with path():
+                verify_plan(model, _renamed(plan, names), inputs, rng=rng, state=code.state)
 
 
 @contextmanager

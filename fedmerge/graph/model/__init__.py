@@ -1,20 +1,28 @@
 """Plans from model code: run a model once, follow its units, check the plan by numbers."""
 
+from fedmerge.graph.model.dispatch import is_compiler_loaded
 from fedmerge.graph.model.grow import probe_growth
 from fedmerge.graph.model.inputs import deduce_inputs
 from fedmerge.graph.model.load import load_factory
+from fedmerge.graph.model.paths import paths_of
 from fedmerge.graph.model.plan import plan_model, plan_walked
-from fedmerge.graph.model.verify import verify_plan
+from fedmerge.graph.model.program import ExportedProgram, program_inputs
+from fedmerge.graph.model.verify import pin_misfits, verify_plan
 from fedmerge.graph.model.walk import Walked, evaluating, walk_model
 
 __all__ = [
+    "ExportedProgram",
     "Walked",
     "deduce_inputs",
     "evaluating",
+    "is_compiler_loaded",
     "load_factory",
+    "paths_of",
+    "pin_misfits",
     "plan_model",
     "plan_walked",
     "probe_growth",
+    "program_inputs",
     "verify_plan",
     "walk_model",
 ]

@@ -1,10 +1,60 @@
-"""The base of modes that see every ATen op of an eager run."""
+"""The base of modes that see every ATen op of an eager run, inside higher-order ops too."""
 
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import torch
+from torch._C._dynamo.eval_frame import (
+    _FrameAction,
+    _FrameExecStrategy,
+    set_code_exec_strategy,
+)
+from torch._ops import HigherOrderOperator
 from torch.utils._python_dispatch import TorchDispatchMode
+
+from fedmerge.graph.model.higher_order import follow
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+_SKIPPED = _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.SKIP)
+
+
+def uncompiled(function: _Function) -> _Function:
+    """Keep torch's compiler out of a function and what it calls, without importing the compiler.
+
+    A compiled module, or a higher-order op, would else have the modes themselves compiled.
+    """
+    set_code_exec_strategy(function.__code__, _SKIPPED)
+    return function
+
+
+def is_compiler_loaded() -> bool:
+    """Return whether anything imported torch's compiler in this process."""
+    return "torch._dynamo" in sys.modules
+
+
+@contextmanager
+def eagerly() -> Iterator[None]:
+    """Let compiled functions run as they were written, for the sake of the modes."""
+    if is_compiler_loaded():
+        with torch.compiler.set_stance("force_eager"):
+            yield
+        return
+    try:
+        yield
+    finally:
+        if is_compiler_loaded():  # it remembers what it could not compile under a mode
+            torch._dynamo.reset()
 
 
 class EagerMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """A dispatch mode that leaves torch's compiler alone, whose import takes seconds."""
+
+    supports_higher_order_operators = True
+    walks_all = False  # whether both ways of a branch run, and the body of a loop at least once
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -12,3 +62,19 @@ class EagerMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
         return False
+
+    @uncompiled
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
+    ) -> Any:
+        """Run an op, or the ops that a higher-order one stands for."""
+        if isinstance(func, HigherOrderOperator):
+            return follow(func, self, args, kwargs or {})
+        return self.run_op(func, args, kwargs or {})
+
+    def run_op(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        """Run an op and look at it."""
+        return func(*args, **kwargs)
+
+    def join(self, one: Any, other: Any) -> None:
+        """Take note of two nested values of which either may come out of a higher-order op."""

@@ -21,6 +21,7 @@ from fedmerge.graph.model.values import (
     run,
 )
 from fedmerge.graph.model.walk import StatePairs, copied, evaluating, float_tensors
+from fedmerge.graph.model.widths import fix_widths, let_go
 from fedmerge.graph.resize import resize_module
 from fedmerge.graph.widths import solve_widths
 from fedmerge.types.layouts import axis_size, index_map
@@ -99,6 +100,7 @@ def probe_growth(
     shapes = {name: tuple(t.shape) for name, t in float_tensors(module)[0].items()}
     widths = solve_widths(plan, shapes, source="the model")
     outputs = run(module, arguments, state=state)
+    plan = let_go(plan)
     probe = _Probe(module, plan, arguments, state, outputs, widths, TOLERANCE[dtype])
     fixed: dict[str, str] = {group.name: group.why for group in plan.groups if not group.can_grow}
     good = _growable(probe, _bundles(plan, fixed), fixed)
@@ -107,7 +109,8 @@ def probe_growth(
         replace(group, can_grow=False, why=fixed[group.name]) if group.name in fixed else group
         for group in plan.groups
     )
-    return replace(plan, groups=groups, same_width=(*plan.same_width, *ties))
+    probed = replace(plan, groups=groups, same_width=(*plan.same_width, *ties))
+    return fix_widths(probed, widths)
 
 
 def _together(

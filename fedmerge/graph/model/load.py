@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
-import sys
 import warnings
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
 
@@ -15,6 +11,7 @@ import torch
 from torch import nn
 
 from fedmerge.errors import ArchitectureError, FedmergeError
+from fedmerge.references import loaded
 
 _HINT = (
     "--model is package.module:name or file.py:name, where name() returns an nn.Module, "
@@ -34,10 +31,7 @@ def load_factory(reference: str, arguments: Mapping[str, object]) -> nn.Module:
     place, separator, name = reference.rpartition(":")
     if not separator or not place or not name:
         raise ArchitectureError(f"'{reference}' names no model", _HINT)
-    path = Path(place).expanduser()
-    is_file = place.endswith(".py")
-    with _importable(path.resolve().parent if is_file else Path.cwd()):
-        code = _load_file(path) if is_file else _load_module(place)
+    with loaded(place, error=ArchitectureError, hint=_HINT) as code:
         return _build(code, name, reference, arguments)
 
 
@@ -85,45 +79,3 @@ def _load_archive(path: Path) -> nn.Module:
         raise ArchitectureError(
             f"'{path}' is neither an exported program (.pt2) nor TorchScript: {reason}", _HINT
         ) from error
-
-
-def _load_file(path: Path) -> ModuleType:
-    if not path.is_file():
-        raise ArchitectureError(f"'{path}': there is no such file", _HINT)
-    name = f"fedmerge_model_{path.stem}_{abs(hash(path.resolve())):x}"
-    if name in sys.modules:
-        del sys.modules[name]
-    spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None
-    assert spec.loader is not None
-    code = importlib.util.module_from_spec(spec)
-    sys.modules[name] = code  # dataclasses and pickling look their module up
-    try:
-        spec.loader.exec_module(code)
-    except (Exception, SystemExit) as error:
-        del sys.modules[name]
-        raise ArchitectureError(
-            f"'{path}' cannot be loaded: {type(error).__name__}: {error}",
-            "the file runs as a module: keep training code under `if __name__ == '__main__'`",
-        ) from error
-    return code
-
-
-def _load_module(name: str) -> ModuleType:
-    try:
-        return importlib.import_module(name)
-    except (Exception, SystemExit) as error:
-        raise ArchitectureError(
-            f"'{name}' cannot be imported: {type(error).__name__}: {error}", _HINT
-        ) from error
-
-
-@contextmanager
-def _importable(folder: Path) -> Iterator[None]:
-    """Put a folder first on the import path for a while."""
-    sys.path.insert(0, str(folder))
-    try:
-        yield
-    finally:
-        if str(folder) in sys.path:
-            sys.path.remove(str(folder))

@@ -13,9 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
 
 from fedmerge.graph.model.call import Call, Rule, tensors_in
-from fedmerge.graph.model.dispatch import EagerMode
+from fedmerge.graph.model.dispatch import EagerMode, eagerly, uncompiled
 from fedmerge.graph.model.rules import RULES, is_pointwise, pointwise
 from fedmerge.graph.model.trace import Trace, Value
 from fedmerge.graph.model.trees import Axes, Fixed, labels_of
@@ -37,16 +38,15 @@ _LEAVING = frozenset({"numpy", "tolist", "__array__", "__dlpack__", "data_ptr", 
 class _Ops(EagerMode):  # type: ignore[no-untyped-call]
     """Apply the rule of every ATen op."""
 
+    walks_all = True
+
     def __init__(self, trace: Trace) -> None:
         super().__init__()
         self.trace = trace
         self.is_paused = False
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
-    ) -> Any:
+    def run_op(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """Run an op and record what its rule says."""
-        kwargs = kwargs or {}
         if self.is_paused:
             return func(*args, **kwargs)
         arguments = _by_name(func._schema.arguments, args, kwargs)
@@ -67,6 +67,15 @@ class _Ops(EagerMode):  # type: ignore[no-untyped-call]
         _apply(call, _rule_of(func, name), tensors_in(written))
         return result
 
+    def join(self, one: Any, other: Any) -> None:
+        """Unify the labels of two values of which either may come out of a higher-order op."""
+        for tensor, twin in zip(pytree.tree_leaves(one), pytree.tree_leaves(other), strict=True):
+            if not isinstance(tensor, Tensor) or not isinstance(twin, Tensor):
+                continue
+            self.trace.look(tensor).makers = None
+            for axis, tree in zip(self.trace.read(tensor), self.trace.read(twin), strict=True):
+                self.trace.labels.unify(axis, tree)
+
     def _before(self, arguments: dict[str, Any]) -> dict[str, Any]:
         """Return the arguments with an alias of the tensor whose shape is about to change."""
         name, tensor = next(iter(arguments.items()))
@@ -82,6 +91,7 @@ class _Functions(TorchFunctionMode):
         super().__init__()
         self.ops = ops
 
+    @uncompiled
     def __torch_function__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
     ) -> Any:
@@ -130,7 +140,7 @@ def watching(trace: Trace) -> Iterator[None]:
     torch.set_num_threads(1)
     ops = _Ops(trace)
     try:
-        with torch.no_grad(), ops, _Functions(ops):
+        with eagerly(), torch.no_grad(), ops, _Functions(ops):
             yield
     finally:
         torch.backends.mha.set_fastpath_enabled(fast)

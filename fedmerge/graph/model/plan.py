@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from typing import Any
 
 from torch import nn
@@ -13,8 +14,19 @@ from fedmerge.graph.model.trace import FoundNorm
 from fedmerge.graph.model.trees import Factors, Fixed, Label, Parts, Same, Tree, labels_of
 from fedmerge.graph.model.walk import StatePairs, Walked, walk_model
 from fedmerge.graph.model.widths import fix_widths
-from fedmerge.types.layouts import Concat, Layout, Pinned, Product, Units, groups_in
+from fedmerge.types.layouts import (
+    Concat,
+    Layout,
+    Pinned,
+    Product,
+    Units,
+    groups_in,
+    outer_groups,
+    plain_products,
+)
 from fedmerge.types.plans import Group, Norm, Plan, TensorPlan
+
+_BY_NATURE = {"", "gates", "pixels", "groups of a convolution", "groups of a norm"}  # no heads
 
 
 def plan_model(model: nn.Module, inputs: tuple[Any, ...], *, state: StatePairs = ()) -> Plan:
@@ -24,7 +36,7 @@ def plan_model(model: nn.Module, inputs: tuple[Any, ...], *, state: StatePairs =
 
 def plan_walked(walked: Walked) -> Plan:
     """Return the plan that a walk through a model gives."""
-    crowded = _thin_products(walked)
+    squared = _pin_squares(walked)
     names = _name_groups(walked)
     tensors = _tensor_plans(walked, names)
     ties, unequal = _same_widths(walked, tensors)
@@ -36,43 +48,52 @@ def plan_walked(walked: Walked) -> Plan:
         norms=tuple(_norms(walked, tensors)),
         same_width=ties,
         architecture=type(walked.module).__name__,
-        notes=(*_notes(walked), *crowded),
+        notes=(*_notes(walked), *squared, *_ordered_blocks(tensors)),
     )
     return fix_widths(plan, {name: label.size for label, name in names.items()})
 
 
-def _thin_products(walked: Walked) -> tuple[str, ...]:
-    """Pin all but the widest factor of every product of several groups; say where."""
+def _pin_squares(walked: Walked) -> tuple[str, ...]:
+    """Pin the groups that stand in several factors of one product; say where."""
     labels = walked.trace.labels
     notes: dict[str, None] = {}
-    is_changed = True
-    while is_changed:
-        is_changed = False
-        for name, axes in walked.tensors.items():
-            for axis in axes:
-                for factors in _crowded(labels.resolve(axis)):
-                    *pinned, _ = sorted(factors, key=lambda tree: tree.size)
-                    for tree in _repeated(factors) or pinned:
-                        labels.pin(tree, "other units on the same axis")
-                    notes[f"'{name}' carries several groups on one axis: one is kept"] = None
-                    is_changed = True
+    for name, axes in walked.tensors.items():
+        for axis in axes:
+            for label in _squared(labels.resolve(axis)):
+                labels.pin(label, "two factors of one product")
+                notes[f"'{name}': {label.size} units times themselves on one axis: pinned"] = None
     return tuple(notes)
 
 
-def _crowded(tree: Tree) -> Iterator[list[Tree]]:
-    """Yield the factors with units of every product that has several."""
+def _squared(tree: Tree) -> Iterator[Label]:
+    """Yield the labels that several factors of a product share."""
+    children = tree.trees if isinstance(tree, Factors | Parts) else ()
     if isinstance(tree, Factors):
-        with_units = [factor for factor in tree.trees if labels_of(factor)]
-        if len(with_units) > 1:
-            yield with_units
-    for child in tree.trees if isinstance(tree, Factors | Parts) else ():
-        yield from _crowded(child)
+        counts = Counter(label for child in children for label in set(labels_of(child)))
+        yield from (label for label, count in counts.items() if count > 1)
+    for child in children:
+        yield from _squared(child)
 
 
-def _repeated(factors: Sequence[Tree]) -> list[Tree]:
-    """Return the factors that share a group: permuting it in one would permute the other."""
-    counts = Counter(label for factor in factors for label in set(labels_of(factor)))
-    return [f for f in factors if any(counts[label] > 1 for label in labels_of(f))]
+def _ordered_blocks(tensors: dict[str, TensorPlan]) -> Iterator[str]:
+    """Yield notes on blocks of units (heads) that something pins, by the reason."""
+    found: dict[str, list[str]] = {}
+    for name, tensor in tensors.items():
+        if len(tensor.axes) > 1:
+            reason = next(_reasons_around(tensor.axes[tensor.out]), None)
+            if reason is not None:
+                found.setdefault(reason, []).append(name)
+    for reason, names in found.items():
+        yield f"blocks of units keep their order ({reason}): {', '.join(names)}"
+
+
+def _reasons_around(layout: Layout) -> Iterator[str]:
+    """Yield why positions are pinned that stand around units in a product."""
+    for factors in plain_products(layout):
+        for outer, inner in pairwise(factors):
+            match outer, inner:
+                case Pinned(_, reason), Units() if reason not in _BY_NATURE:
+                    yield reason
 
 
 def _name_groups(walked: Walked) -> dict[Label, str]:
@@ -80,6 +101,7 @@ def _name_groups(walked: Walked) -> dict[Label, str]:
     names: dict[Label, str] = {}
     taken: Counter[str] = Counter()
     resolve = walked.trace.labels.resolve
+    heads = _outer_numbers(walked)
     parameters = dict(walked.module.named_parameters())
     read = sorted(walked.trace.reads, key=lambda name: name not in parameters)
     for only_makers in (True, False):
@@ -91,16 +113,27 @@ def _name_groups(walked: Walked) -> dict[Label, str]:
             for tree in (trees[plan.out],) if only_makers else trees:
                 for label in labels_of(tree):
                     if label not in names:
-                        base = group_name(tensor)
+                        kind = ".heads" if str(label.number) in heads else ""
+                        base = group_name(tensor) + kind
                         taken[base] += 1
                         names[label] = base if taken[base] == 1 else f"{base}-{taken[base]}"
     return names
 
 
+def _outer_numbers(walked: Walked) -> set[str]:
+    """Return the labels that stand around others on some axis, by their numbers."""
+    resolve = walked.trace.labels.resolve
+    trees = [resolve(axis) for axes in walked.tensors.values() for axis in axes]
+    return {number for tree in trees for number in outer_groups(_numbered(tree))}
+
+
+def _numbered(tree: Tree) -> Layout:
+    return _layout(tree, {label: str(label.number) for label in labels_of(tree)})
+
+
 def _plain_plan(walked: Walked, tensor: str, trees: Sequence[Tree]) -> TensorPlan:
-    numbered = {label: str(label.number) for tree in trees for label in labels_of(tree)}
     layer, _, leaf = tensor.rpartition(".")
-    axes = tuple(_layout(tree, numbered) for tree in trees)
+    axes = tuple(map(_numbered, trees))
     return tensor_plan(axes, walked.trace.uses[tensor], walked.layers[layer], leaf)
 
 

@@ -29,6 +29,7 @@ class Value:
     axes: Axes
     stacked: Stacked | None = None
     pins: Axes = ()  # axes to pin once anything reads the tensor (indices of a maximum)
+    why: str = ""  # the reason of these pins
     makers: tuple[str, str | None] | None = None  # the weight and bias that just made it
 
 
@@ -110,7 +111,7 @@ class Trace:
         """Return the labels of a tensor that is used as a whole."""
         value = self.look(tensor)
         for axis in value.pins:
-            self.labels.pin(axis)
+            self.labels.pin(axis, value.why)
         if value.stacked is not None:
             self._unstack(value)
         self._count(tensor)

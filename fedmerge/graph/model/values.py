@@ -52,11 +52,9 @@ class _Precision(EagerMode):  # type: ignore[no-untyped-call]
         super().__init__()
         self.is_low = False
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
-    ) -> Any:
+    def run_op(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """Run an op and look at its results."""
-        result = func(*args, **(kwargs or {}))
+        result = func(*args, **kwargs)
         for tensor in pytree.tree_leaves(result):
             if isinstance(tensor, Tensor) and tensor.is_floating_point() and tensor.dim():
                 self.is_low |= tensor.dtype != torch.float64
@@ -67,9 +65,11 @@ def lowest_precision(
     model: nn.Module, inputs: tuple[Any, ...], *, state: StatePairs = ()
 ) -> torch.dtype:
     """Return float64 if the model can run in it from end to end, else float32."""
+    module = copied(model).to(torch.float64)  # before the mode looks: its own tensors are single
+    arguments = cast_inputs(inputs, torch.float64)
     try:
         with _Precision() as seen:
-            run(copied(model).to(torch.float64), cast_inputs(inputs, torch.float64), state=state)
+            run(module, arguments, state=state)
     except (RuntimeError, TypeError, ValueError):
         return torch.float32
     return torch.float32 if seen.is_low else torch.float64

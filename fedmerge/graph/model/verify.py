@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -22,10 +23,11 @@ from fedmerge.graph.model.values import (
 from fedmerge.graph.model.walk import StatePairs, copied, float_tensors
 from fedmerge.graph.widths import solve_widths
 from fedmerge.types.arrays import IntArray
-from fedmerge.types.layouts import index_map
-from fedmerge.types.plans import Plan
+from fedmerge.types.layouts import index_map, outer_groups
+from fedmerge.types.plans import Plan, pin_groups
 
 _DRAWS = 5  # how often values are drawn until the outputs are finite and not all zero
+WHY_PINNED = "permuting it changes the outputs"
 _HINT = "pin these groups in a plan of your own (`fedmerge plan -o`, then --plan)"
 
 
@@ -44,8 +46,51 @@ def verify_plan(
     asks for it), two forwards; on failure the groups are tried one by one. `widths` are those of
     the groups in the model (default: from its shapes).
     """
+    guilty = _guilty_groups(model, plan, inputs, rng=rng, state=state, widths=widths)
+    if guilty:
+        named = ", ".join(f"'{group}'" for group in guilty)
+        raise ArchitectureError(
+            f"the plan does not fit the model: permuting {named} changes its outputs", _HINT
+        )
+
+
+def pin_misfits(
+    model: nn.Module,
+    plan: Plan,
+    inputs: tuple[Any, ...],
+    *,
+    rng: np.random.Generator,
+    state: StatePairs = (),
+) -> Plan:
+    """Return a plan that is verified; groups around others (heads) that fail are pinned in it.
+
+    A note names them. Where other groups fail too, the plan is refused.
+    """
+    guilty = _guilty_groups(model, plan, inputs, rng=rng, state=state)
+    if not guilty:
+        return plan
+    shapes = {name: tuple(t.shape) for name, t in float_tensors(model)[0].items()}
+    widths = solve_widths(plan, shapes, source="the model")
+    heads = {g for t in plan.tensors.values() for axis in t.axes for g in outer_groups(axis)}
+    outer = {group: widths[group] for group in guilty if group in heads}
+    notes = (f"'{group}' is pinned: {WHY_PINNED}" for group in outer)
+    pinned = replace(pin_groups(plan, outer, WHY_PINNED), notes=(*plan.notes, *notes))
+    verify_plan(model, pinned, inputs, rng=rng, state=state)
+    return pinned
+
+
+def _guilty_groups(
+    model: nn.Module,
+    plan: Plan,
+    inputs: tuple[Any, ...],
+    *,
+    rng: np.random.Generator,
+    state: StatePairs,
+    widths: Mapping[str, int] | None = None,
+) -> list[str]:
+    """Return the groups whose permutation changes the outputs, all if only together they do."""
     if not plan.groups:
-        return
+        return []
     dtype = lowest_precision(model, inputs, state=state)
     arguments = cast_inputs(inputs, dtype)
     module, expected = _telling_model(model, arguments, dtype, state, rng)
@@ -58,12 +103,9 @@ def verify_plan(
         changed = permuted(module, plan, {**still, **groups}, widths)
         return differ(expected, run(changed, arguments, state=state), TOLERANCE[dtype])
 
-    if fails(moves):
-        guilty = [group for group, move in moves.items() if fails({group: move})]
-        named = ", ".join(f"'{group}'" for group in guilty or moves)
-        raise ArchitectureError(
-            f"the plan does not fit the model: permuting {named} changes its outputs", _HINT
-        )
+    if not fails(moves):
+        return []
+    return [group for group, move in moves.items() if fails({group: move})] or list(moves)
 
 
 def permuted(

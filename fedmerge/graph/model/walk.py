@@ -87,12 +87,19 @@ def copied(model: nn.Module) -> nn.Module:
     try:
         with torch.no_grad(), warnings.catch_warnings():  # scripted parameters carry no graph then
             warnings.simplefilter("ignore", FutureWarning)  # torch's own, for exported programs
-            return evaluating(copy.deepcopy(model).to("cpu"))
+            return evaluating(copy.deepcopy(model, _computed_tensors(model)).to("cpu"))
     except (RuntimeError, TypeError) as error:
         raise ArchitectureError(
             f"the model cannot be copied: {_first_line(error)}",
             "build it without tensors that carry a graph, and on the CPU",
         ) from error
+
+
+def _computed_tensors(model: nn.Module) -> dict[int, Tensor]:
+    """Return copies of tensors that hooks leave on modules (pruned weights), which have a graph."""
+    attributes = (value for part in model.modules() for value in vars(part).values())
+    computed = (value for value in attributes if isinstance(value, Tensor) and not value.is_leaf)
+    return {id(tensor): tensor.detach().clone() for tensor in computed}
 
 
 def float_tensors(module: nn.Module) -> tuple[dict[str, Tensor], dict[str, str]]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -44,6 +46,46 @@ def test_a_user_s_integer_follows_the_width_that_it_equals() -> None:
     assert model.lstm.hidden_size == 8
     assert model.fc.in_features == 8
     assert model(torch.zeros(2, 4, 5)).shape == (2, 3)
+
+
+def test_an_integer_follows_the_widths_of_its_own_part_only() -> None:
+    class Part(nn.Module):
+        def __init__(self, inputs: int, outputs: int) -> None:
+            super().__init__()
+            self.count = 6
+            self.linear = nn.Linear(inputs, outputs)
+
+    class Bare(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.count = 6
+
+    model = nn.Sequential(Part(5, 6), Part(6, 4), Part(4, 3), Bare())
+    shapes = {"0.linear.weight": (8, 5), "0.linear.bias": (8,), "1.linear.weight": (4, 8)}
+    resize_module(model, {**{n: tuple(t.shape) for n, t in model.state_dict().items()}, **shapes})
+    counts = [getattr(part, "count") for part in model]  # noqa: B009
+    assert counts == [8, 8, 6, 8]  # the third part has no axis of 6; the last no tensors at all
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"kdim": 6, "vdim": 7}, {"add_bias_kv": True}, {"bias": False}],
+    ids=["stacked", "separate", "bias_k and bias_v", "no bias"],
+)
+def test_attention_follows_its_shapes_and_keeps_its_number_of_heads(
+    settings: dict[str, Any],
+) -> None:
+    small = nn.MultiheadAttention(8, 2, batch_first=True, **settings)
+    wide = nn.MultiheadAttention(12, 2, batch_first=True, **settings)
+    resize_module(small, {name: tuple(t.shape) for name, t in wide.state_dict().items()})
+    small.load_state_dict(wide.state_dict())
+    for name in ("embed_dim", "kdim", "vdim", "num_heads", "head_dim"):
+        assert getattr(small, name) == getattr(wide, name)
+    torch.manual_seed(0)
+    query = torch.randn(2, 3, 12)
+    key = torch.randn(2, 5, settings.get("kdim", 12))
+    value = torch.randn(2, 5, settings.get("vdim", 12))
+    assert torch.equal(small(query, key, value)[0], wide(query, key, value)[0])
 
 
 def test_an_integer_that_could_follow_two_widths_stays() -> None:

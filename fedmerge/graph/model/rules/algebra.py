@@ -64,6 +64,22 @@ def linear(call: Call) -> Result:
     return _made(call, weight, bias, out)
 
 
+def grouped(call: Call) -> Result:
+    """Multiply runs of rows by a matrix of their own (experts): rows × in, experts × in × out."""
+    left, right = call.tensors()[:2]
+    first, second = call.trace.read(left), call.trace.read(right)
+    if (left.dim(), right.dim()) != (2, 3) or call.tensor("bias") is not None:
+        raise ValueError("another kind of grouped product")
+    for tensor in call.tensors()[2:]:
+        for axis in call.trace.read(tensor):
+            call.labels.pin(axis)
+    for axis in (first[0], second[0]):
+        call.labels.pin(axis)
+    call.labels.unify(first[1], second[1])
+    call.trace.contract(right, 1)
+    return (Fixed(call.shape[0], call.name), second[2])
+
+
 def outer(call: Call) -> Result:
     """All products of two vectors' elements."""
     left, right = call.tensors()[:2]
@@ -99,6 +115,8 @@ ALGEBRA_RULES: Mapping[str, Rule] = {
     **dict.fromkeys(("mm", "bmm", "matmul", "mv", "dot", "vdot"), matmul),
     **dict.fromkeys(("addmm", "baddbmm", "addmv"), added_matmul),
     "linear": linear,
+    "_grouped_mm": grouped,
+    "transformers::grouped_mm_fallback": grouped,
     "_cdist_forward": distances,
     "_trilinear": trilinear,
     "outer": outer,

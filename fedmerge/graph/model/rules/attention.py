@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from fedmerge.graph.model.call import Call, Result, Rule
-from fedmerge.graph.model.trees import Axes, Fixed
+from fedmerge.graph.model.trees import Axes, Fixed, product
 
 WHY_SCALE = "the scale of attention depends on the width"
 
@@ -13,7 +13,8 @@ WHY_SCALE = "the scale of attention depends on the width"
 def attention(call: Call) -> Result:
     """softmax(q kᵀ · scale) v for q (…, L, E), k (…, S, E), v (…, S, V)."""
     query, key, value = (call[name] for name in ("query", "key", "value"))
-    q, k, v = (call.trace.read(tensor) for tensor in (query, key, value))
+    q = call.trace.read(query)
+    k, v = (_repeated_heads(call, call.trace.read(tensor), q) for tensor in (key, value))
     call.labels.unify(q[-1], k[-1])
     call.labels.unify(k[-2], v[-2])
     if call["scale"] is None:
@@ -28,6 +29,14 @@ def attention(call: Call) -> Result:
     made = (*batch, q[-2], v[-1])
     others = [tuple(Fixed(size) for size in t.shape) for t in call.outputs[1:]]
     return [made, *others]
+
+
+def _repeated_heads(call: Call, axes: Axes, query: Axes) -> Axes:
+    """Return the axes of keys or values with every head repeated for its group of queries."""
+    if not call["enable_gqa"] or len(axes) < 3:
+        return axes
+    times = query[-3].size // axes[-3].size
+    return (*axes[:-3], product((axes[-3], call.labels.same(times))), *axes[-2:])
 
 
 def _mask(call: Call, scores: Axes) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from fedmerge.graph.model.call import Call, Result, Rule
 from fedmerge.graph.model.trace import Value
@@ -13,8 +13,7 @@ def convolution(call: Call) -> Result:
     """Read channels through weight axis 1 (0 if transposed); groups split them as G × c."""
     inputs, weight, bias = call["input"], call["weight"], call.tensor("bias")
     seen, kernel = call.trace.read(inputs), call.trace.read(weight)
-    for axis in (*seen[2:], *kernel[2:]):
-        call.labels.pin(axis, "pixels")
+    _pixels(call, seen[2:], kernel[2:])
     made = _channels(call, seen[1], kernel)
     call.trace.contract(weight, 0 if call["transposed"] else 1)
     name, own_bias = call.trace.owner(weight), call.trace.owner(bias)
@@ -24,6 +23,22 @@ def convolution(call: Call) -> Result:
     axes = (seen[0], made, *(Fixed(size, "pixels") for size in call.shape[2:]))
     is_known = name is not None and (bias is None or own_bias is not None)
     return Value(axes, makers=(name, own_bias) if is_known and name else None)
+
+
+def _pixels(call: Call, seen: Axes, kernel: Axes) -> None:
+    """Pin pixels; a kernel as large as what it reads sums over it as a linear layer does."""
+    for number, (axis, own) in enumerate(zip(seen, kernel, strict=True)):
+        is_whole = axis.size == own.size and not call["transposed"]
+        if is_whole and not _at(call["padding"], number) and _at(call["dilation"], number) == 1:
+            call.labels.unify(axis, own)
+        else:
+            call.labels.pin(axis, "pixels")
+            call.labels.pin(own, "pixels")
+
+
+def _at(values: Sequence[int], number: int) -> int:
+    """Return the value for one of the axes; a single one stands for all."""
+    return values[number] if len(values) > 1 else values[0]
 
 
 def _channels(call: Call, seen: Tree, kernel: Axes) -> Tree:

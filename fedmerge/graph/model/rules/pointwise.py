@@ -31,9 +31,10 @@ def pointwise(call: Call) -> Result:
 
 def same_value(call: Call) -> Result:
     """Keep what is known of the one argument, its slices too."""
-    value = call.trace.look(call.first)
+    tensor = call.tensors()[0]  # not always the first argument: 2 ** x
+    value = call.trace.look(tensor)
     if value.pins or value.stacked is None:
-        return call.axes()
+        return call.trace.read(tensor)
     return Value(value.axes, Stacked(value.stacked.dim, value.stacked.slices))
 
 

@@ -36,7 +36,7 @@ def extreme(call: Call) -> Result:
     gone = tuple(axes[k] for k in call.dims())
     for axis in gone:
         call.labels.mark(axis, f"{call.name} over the units")
-    return [kept, Value(kept, pins=gone)]
+    return [kept, Value(kept, pins=gone, why=f"the indices of {call.name}")]
 
 
 def position(call: Call) -> Result:

@@ -97,9 +97,7 @@ def select(call: Call) -> Result:
     value, dim = call.trace.look(call.first), call.dim()
     if value.stacked is not None and value.stacked.dim == dim:
         return value.stacked.slices[call["index"]]
-    axes = call.axes()
-    _distinguish(call, axes[dim])
-    return axes[:dim] + axes[dim + 1 :]
+    return _position(call, dim)
 
 
 def unbind(call: Call) -> Result:
@@ -107,18 +105,20 @@ def unbind(call: Call) -> Result:
     value, dim = call.trace.look(call.first), call.dim(default=0)
     if value.stacked is not None and value.stacked.dim == dim:
         return list(value.stacked.slices)
+    return [_position(call, dim) for _ in call.outputs]
+
+
+def _position(call: Call, dim: int) -> Value:
+    """Return one position of an axis, which is pinned once anything reads more than its shape.
+
+    Notes where the axis was split off, so that its positions may go different ways.
+    """
     axes = call.axes()
-    _distinguish(call, axes[dim])
-    return [axes[:dim] + axes[dim + 1 :] for _ in call.outputs]
-
-
-def _distinguish(call: Call, axis: Tree) -> None:
-    """Pin an axis whose positions go different ways, and note where it was split off."""
-    tree = call.labels.resolve(axis)
+    tree = call.labels.resolve(axes[dim])
     site = call.trace.split_at.get(getattr(tree, "number", -1))
     if site is not None:
         call.trace.selected.add(site)
-    call.labels.pin(tree)
+    return Value(axes[:dim] + axes[dim + 1 :], pins=(tree,), why=call.name)
 
 
 def slice_axis(call: Call) -> Result:
@@ -202,6 +202,16 @@ def as_real(call: Call) -> Result:
     return (*call.axes(), Fixed(2, "real and imaginary part"))
 
 
+def strided(call: Call) -> Result:
+    """Give the same elements other strides on axes of size 1; anything else is unknown."""
+    tensor = call.first
+    strides = zip(tensor.shape, call["size"], tensor.stride(), call["stride"], strict=True)
+    is_same = all(old == new and (old == 1 or a == b) for old, new, a, b in strides)
+    if not is_same or call["storage_offset"] not in (None, tensor.storage_offset()):
+        raise ValueError("other elements")
+    return call.axes()
+
+
 def diagonal(call: Call) -> Result:
     """Take the diagonal of two axes, which then carry the same units."""
     axes, one, other = call.axes(), call.dim("dim1", 0), call.dim("dim2", 1)
@@ -228,6 +238,7 @@ SHAPE_RULES: Mapping[str, Rule] = {
     "slice": slice_axis,
     **dict.fromkeys(("split", "split_with_sizes", "unsafe_split", "unsafe_chunk", "chunk",
                      "unsafe_split_with_sizes"), split),
+    "as_strided": strided,
     "view_as_complex": as_complex,
     "view_as_real": as_real,
     "diagonal": diagonal,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 
 from fedmerge.graph.model.call import Call
 from fedmerge.graph.model.rules.views import chunks, regroup
@@ -42,24 +43,27 @@ def split_stack(call: Call) -> Value | None:
     runs = [run for run in chunks(sizes, call.shape) if len(run[1]) > 1] if all(sizes) else []
     step = call.trace.steps
     for before, after in runs:
-        if (step, after[0]) in call.trace.sites:
-            return _stack_from(call, before, after)
+        for dim in after[:-1]:
+            if (step, dim) in call.trace.sites:
+                return _stack_from(call, before, after, dim)
     if runs:
         made = regroup(call.labels, call.axes(), call.shape)
-        for _, after in runs:
-            tree = call.labels.resolve(made[after[0]])
+        for dim in (dim for _, after in runs for dim in after[:-1]):
+            tree = call.labels.resolve(made[dim])
             if isinstance(tree, Label):
-                call.trace.split_at[tree.number] = (step, after[0])
+                call.trace.split_at[tree.number] = (step, dim)
         return Value(tuple(made))
     return None
 
 
-def _stack_from(call: Call, before: list[int], after: list[int]) -> Value:
-    axes, dim = call.axes(), after[0]
-    count = call.shape[dim]
+def _stack_from(call: Call, before: list[int], after: list[int], dim: int) -> Value:
+    """Return a view whose positions along `dim` carry units of their own: outer × (q + k + v)."""
+    axes, count = call.axes(), call.shape[dim]
     tree = product(call.labels.resolve(axes[k]) for k in before)
-    parts = call.labels.cut(tree, [tree.size // count] * count)
-    left, right = axes[: before[0]], axes[before[-1] + 1 :]
+    outer = [call.shape[k] for k in after if k < dim]
+    *slow, rest = call.labels.split(tree, (*outer, tree.size // prod(outer)))
+    parts = call.labels.cut(rest, [rest.size // count] * count)
+    left, right = (*axes[: before[0]], *slow), axes[before[-1] + 1 :]
     slices = tuple(
         (
             *regroup(call.labels, left, call.shape[:dim]),

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from fedmerge.errors import ArchitectureError
 from fedmerge.graph.model import plan_model, probe_growth, verify_plan
-from fedmerge.types.layouts import Pinned, Product, Units, groups_in
+from fedmerge.types.layouts import Pinned, Units, groups_in
 from fedmerge.types.plans import OUTPUT, Plan
 
 
@@ -224,24 +224,6 @@ def test_the_output_is_pinned_as_such() -> None:
     plan = planned(Net(lambda net, x: net.other(x)))
     assert plan.tensors["second.weight"].axes[0] == Pinned(3, OUTPUT)
     assert plan.tensors["second.weight"].makes_outputs
-
-
-def test_heads_are_pinned_where_one_axis_carries_two_groups() -> None:
-    layer = nn.MultiheadAttention(8, 2, batch_first=True)
-
-    class Attend(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.attention = layer
-
-        def forward(self, x: Tensor) -> Tensor:
-            out: Tensor = self.attention(x, x, x)[0]
-            return out
-
-    plan = planned(Attend(), (2, 3, 8))
-    axis = plan.tensors["attention.out_proj.weight"].axes[1]
-    assert isinstance(axis, Product)
-    assert axis.factors[0] == Pinned(2, "other units on the same axis")
 
 
 def test_scripted_modules_are_followed() -> None:

@@ -1,0 +1,170 @@
+"""Merging attention: heads as units, through the command line."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import fedmerge
+from fedmerge.checkpoint import open_checkpoint
+from fedmerge.cli.boundary import run
+from fedmerge.graph.resize import resize_module
+from tests.end_to_end.helpers import record_of
+from tests.end_to_end.test_model_code import arguments, generic, outputs
+from tests.model_zoo import ZOO
+
+VIT, GROWING = "vit", "attention with growing heads"
+
+
+@pytest.fixture(autouse=True)
+def double_precision() -> Iterator[None]:
+    """Let models build and run in float64, also what they make inside."""
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+def saved(folder: Path, **modules: nn.Module) -> list[str]:
+    """Save models under their names."""
+    files = []
+    for name, module in modules.items():
+        files.append(str(folder / f"{name}.pt"))
+        torch.save(module.state_dict(), files[-1])
+    return files
+
+
+def merged(name: str, path: Path) -> nn.Module:
+    """Return a merged file as a model."""
+    module = ZOO[name].build().eval()
+    checkpoint = open_checkpoint(path)
+    state = {n: checkpoint.read_torch(n) for n in checkpoint.tensors}
+    resize_module(module, {n: tuple(t.shape) for n, t in state.items()})
+    module.load_state_dict(state)
+    return module
+
+
+def turned_heads(net: nn.Module, *, seed: int) -> nn.Module:
+    """Return a ViT of the same function: heads swapped, each one's units in an order of its own."""
+    rng = np.random.default_rng(seed)
+    state = {name: tensor.clone() for name, tensor in net.state_dict().items()}
+    for block in range(2):
+        qkv, proj = (f"blocks.{block}.attention.{name}" for name in ("qkv", "proj.weight"))
+        inside = [[rng.permutation(4) for _ in range(2)] for _ in range(2)]  # queries, values
+        for leaf in ("weight", "bias"):
+            parts = state[f"{qkv}.{leaf}"].unflatten(0, (3, 2, 4)).clone()
+            for k in range(3):
+                parts[k] = torch.stack([parts[k][1 - h][inside[k // 2][h]] for h in range(2)])
+            state[f"{qkv}.{leaf}"] = parts.flatten(0, 2)
+        read = state[proj].unflatten(1, (2, 4))
+        read = torch.stack([read[:, 1 - h][:, inside[1][h]] for h in range(2)], 1)
+        state[proj] = read.flatten(1)
+    turned = ZOO[VIT].build().eval()
+    turned.load_state_dict(state)
+    return turned
+
+
+def test_heads_are_found_though_the_units_of_each_have_an_order_of_their_own(
+    tmp_path: Path,
+) -> None:
+    net = generic(ZOO[VIT], seed=1)
+    turned = turned_heads(net, seed=0)
+    expected = outputs(net, ZOO[VIT])
+    assert torch.allclose(outputs(turned, ZOO[VIT]), expected, atol=1e-9)
+    files = saved(tmp_path, one=net, two=turned)
+    target = tmp_path / "global.pt"
+    assert run(["match", *files, *arguments(VIT), "-o", str(target), "-q"]) == 0
+    found = record_of(target)["assignments"]
+    for block in range(2):
+        group = f"blocks.{block}.attention.qkv.heads"
+        assert found["one"][group] == found["two"][group][::-1]
+    # A plan has one order of units for all heads, so the merged net is another function.
+    result = outputs(merged(VIT, target), ZOO[VIT])
+    assert result.isfinite().all()
+    assert not torch.allclose(result, expected, atol=1e-3)
+    assert run(["verify", str(target), *files, *arguments(VIT), "-q"]) == 0
+
+
+def test_independent_attention_layers_kept_apart_are_their_ensemble(tmp_path: Path) -> None:
+    nets = [generic(ZOO[GROWING], seed) for seed in range(2)]
+    files = saved(tmp_path, one=nets[0], two=nets[1])
+    target = tmp_path / "global.pt"
+    options = ["--match-threshold", "1", "--max-growth", "none"]
+    assert run(["match", *files, *arguments(GROWING), *options, "-o", str(target), "-q"]) == 0
+    module = merged(GROWING, target)
+    assert module.get_parameter("out.weight").shape == (12, 18)  # twice the stream, twice the heads
+    mean = torch.stack([outputs(net, ZOO[GROWING]) for net in nets]).mean(0)
+    assert torch.allclose(outputs(module, ZOO[GROWING]), mean, atol=1e-9)
+
+
+def with_silent_head(net: nn.Module) -> nn.Module:
+    """Return the net with a fourth head that nothing reads."""
+    grown = ZOO[GROWING].build().eval()
+    shapes = {"qkv.weight": (44, 6), "qkv.bias": (44,), "out.weight": (6, 12)}
+    resize_module(grown, shapes)
+    state = {name: tensor.clone() for name, tensor in net.state_dict().items()}
+    generator = torch.Generator().manual_seed(3)
+    for name in ("qkv.weight", "qkv.bias"):
+        rows = torch.randn((11, *state[name].shape[1:]), generator=generator)
+        state[name] = torch.cat([state[name], rows])
+    state["out.weight"] = torch.cat([state["out.weight"], torch.zeros(6, 3)], 1)
+    grown.load_state_dict(state)
+    return grown
+
+
+def test_clients_with_different_numbers_of_heads_merge_by_the_plan_in_the_record(
+    tmp_path: Path,
+) -> None:
+    net = generic(ZOO[GROWING], seed=1)
+    wider = with_silent_head(net)
+    expected = outputs(net, ZOO[GROWING])
+    assert torch.allclose(outputs(wider, ZOO[GROWING]), expected, atol=1e-9)
+    files = saved(tmp_path, one=net, two=wider)
+    target, plan = tmp_path / "global.pt", tmp_path / "plan.json"
+    assert run(["plan", *files, *arguments(GROWING), "-o", str(plan), "-q"]) == 0
+    assert run(["match", *files, "--plan", str(plan), "-o", str(target), "-q"]) == 0
+    found = record_of(target)["assignments"]
+    assert sorted(found["two"]["qkv.heads"]) == [0, 1, 2, 3]
+    assert found["two"]["qkv.heads"][:3] == found["one"]["qkv.heads"]
+    assert torch.allclose(outputs(merged(GROWING, target), ZOO[GROWING]), expected, atol=1e-9)
+    assert run(["verify", str(target), *files, "-q"]) == 0
+    model = fedmerge.load_model(ZOO[GROWING].build, target)
+    assert torch.allclose(outputs(model.eval(), ZOO[GROWING]), expected, atol=1e-9)
+
+
+def test_files_of_another_width_take_the_number_of_heads_of_the_code(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    torch.manual_seed(0)
+    files = saved(tmp_path, one=WiderEncoder(), two=WiderEncoder())
+    shape = ["--input-shape", "2,4,16"]
+    options = ["--model", f"{__name__}:Encoder", *shape]
+    assert run(["plan", *files, *options, "--json"]) == 0
+    groups = {g["name"]: g for g in json.loads(capsys.readouterr().out)["groups"]}
+    assert groups["layer.self_attn.in_proj.heads"]["width"] == 2
+    assert "can_grow" not in groups["layer.linear1"]
+
+
+class Encoder(nn.Module):
+    """The factory that the command line is given, 8 wide."""
+
+    width = 8
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.TransformerEncoderLayer(self.width, 2, 12, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.layer(x)
+        return out
+
+
+class WiderEncoder(Encoder):
+    """The clients' nets."""
+
+    width = 16

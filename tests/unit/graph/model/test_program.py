@@ -1,0 +1,173 @@
+"""The graphs of exported programs: run without torch.export.load, and without its powers."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fedmerge.checkpoint import open_checkpoint
+from fedmerge.errors import ArchitectureError
+from fedmerge.graph.model import ExportedProgram, plan_model, program_inputs
+from fedmerge.graph.model.operators import operator_of
+from fedmerge.types.programs import Program
+from tests.model_zoo import ZOO
+from tests.unit.checkpoint.archives import save_exported
+
+
+class Branching(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.stem, self.one, self.head = nn.Linear(4, 6), nn.Linear(6, 6), nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x).relu()
+        x = torch.cond(x.sum() > 0, lambda x: self.one(x), lambda x: x + 0, (x,))
+        with torch.no_grad():
+            x = x.masked_fill(x < -3, float("-inf")).exp()
+        out: Tensor = self.head(x)
+        return out
+
+
+def program_of(module: nn.Module, inputs: tuple[Tensor, ...], folder: Path) -> Program:
+    program = open_checkpoint(save_exported(module, folder / "a.pt2", *inputs)).program
+    assert program is not None
+    return program
+
+
+@pytest.fixture(scope="module")
+def mlp(tmp_path_factory: pytest.TempPathFactory) -> Program:
+    module = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3))
+    return program_of(module, (torch.randn(2, 4),), tmp_path_factory.mktemp("mlp"))
+
+
+def edited(program: Program, change: Callable[[Any], None]) -> Program:
+    described = copy.deepcopy(dict(program.graph_module))
+    change(described)
+    return replace(program, graph_module=described)
+
+
+@pytest.mark.parametrize("name", ["resnet B", "lstm, 2 layers", "vit", "weight norm"])
+def test_a_graph_gives_the_groups_and_outputs_of_its_model(name: str, tmp_path: Path) -> None:
+    model = ZOO[name]
+    torch.manual_seed(0)
+    module = model.build().eval()
+    program = ExportedProgram(program_of(module, model.inputs(), tmp_path))
+    with torch.no_grad():
+        outputs = program(*model.inputs())
+        expected = module(*model.inputs())
+    listed = expected if isinstance(expected, tuple) else (expected,)
+    for one, other in zip(outputs, listed, strict=True):
+        assert torch.allclose(one, other, atol=1e-6)
+    assert list(program.state_dict()) == list(module.state_dict())
+    assert len(plan_model(program, program_inputs(program)).groups) == model.groups
+
+
+def test_branches_infinities_and_grad_modes_are_followed(tmp_path: Path) -> None:
+    module, inputs = Branching().eval(), (torch.randn(2, 4),)
+    program = ExportedProgram(program_of(module, inputs, tmp_path))
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        assert torch.allclose(program(*inputs)[0], module(*inputs), atol=1e-6)
+    assert [g.name for g in plan_model(program, program_inputs(program)).groups] == ["stem"]
+
+
+def test_inputs_have_the_exported_shapes_and_the_examples_whole_numbers(tmp_path: Path) -> None:
+    class Two(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = nn.Embedding(9, 4)
+
+        def forward(self, tokens: Tensor, scale: Tensor) -> Tensor:
+            out: Tensor = self.table(tokens) * scale
+            return out
+
+    tokens = torch.tensor([[8, 1, 2], [0, 7, 8]])
+    program = ExportedProgram(program_of(Two(), (tokens, torch.ones(4)), tmp_path))
+    drawn = program_inputs(program)
+    assert torch.equal(drawn[0], tokens)
+    assert drawn[1].shape == (4,)
+    assert not torch.equal(drawn[1], torch.ones(4))
+
+
+def test_a_dynamic_batch_is_run_at_its_exported_size(tmp_path: Path) -> None:
+    module = nn.Sequential(nn.Conv2d(1, 4, 3), nn.Flatten(), nn.Linear(4 * 36, 3)).eval()
+    batch = torch.export.Dim("batch", min=2, max=64)
+    exported = torch.export.export(module, (torch.randn(5, 1, 8, 8),), dynamic_shapes=({0: batch},))
+    torch.export.save(exported, tmp_path / "a.pt2")
+    program = open_checkpoint(tmp_path / "a.pt2").program
+    assert program is not None
+    inputs = program_inputs(ExportedProgram(program))
+    assert inputs[0].shape == (5, 1, 8, 8)
+    assert len(plan_model(ExportedProgram(program), inputs).groups) == 1
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        *("torch.ops.aten.save.default", "torch.ops.aten.from_file.default", "os.system"),
+        *("torch.ops.aten.__class__.__init__", "_operator.attrgetter", "torch.load", "math.prod"),
+        *("torch.ops.aten._sparse_coo_tensor_unsafe.default", "torch.ops.prim.device.default"),
+        *("torch.ops.higher_order.call_torchbind", "torch.ops.aten.relu.default.__call__"),
+    ],
+)
+def test_only_functions_of_the_tables_are_called(target: str, mlp: Program) -> None:
+    with pytest.raises(ValueError, match="which fedmerge does not know"):
+        operator_of(target)
+
+    def change(described: Any) -> None:
+        described["graph"]["nodes"][0]["target"] = target
+
+    with pytest.raises(ArchitectureError, match=f"it calls '{target}'") as caught:
+        ExportedProgram(edited(mlp, change))
+    assert "--model FILE.pt2" in caught.value.hint
+
+
+def test_ops_that_are_known_are_found() -> None:
+    assert operator_of("torch.ops.aten.conv2d.default") is torch.ops.aten.conv2d.default
+    assert operator_of("_operator.mul")(3, 4) == 12
+    assert operator_of("torch.ops.aten._assert_scalar.default")(False, "no") is None
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        (lambda d: d["signature"]["input_specs"].append({"custom_obj": {}}), "a custom obj among"),
+        (lambda d: d["signature"]["input_specs"][0]["parameter"].update(
+            parameter_name="nothing"), "'nothing' has no tensor"),
+        (lambda d: d["signature"]["input_specs"][0]["parameter"].update(
+            parameter_name="forward"), "'forward' has no tensor"),
+        (lambda d: d.pop("graph"), "'graph'"),
+    ],
+)  # fmt: skip
+def test_graphs_that_make_no_sense_are_refused(
+    change: Callable[[Any], None], problem: str, mlp: Program
+) -> None:
+    with pytest.raises(ArchitectureError, match=f"not understood: {problem}"):
+        ExportedProgram(edited(mlp, change))
+
+
+def test_inputs_larger_than_memory_are_refused(mlp: Program) -> None:
+    def change(described: Any) -> None:
+        name = described["graph"]["inputs"][-1]["as_tensor"]["name"]
+        described["graph"]["tensor_values"][name]["sizes"] = [{"as_int": 1 << 40}, {"as_int": 4}]
+
+    with pytest.raises(ArchitectureError, match="inputs of more than 268,435,456 numbers"):
+        program_inputs(ExportedProgram(edited(mlp, change)))
+
+
+def test_names_that_are_not_there_are_refused_when_the_graph_runs(mlp: Program) -> None:
+    def change(described: Any) -> None:
+        described["graph"]["nodes"][0]["inputs"][0]["arg"]["as_tensor"]["name"] = "nowhere"
+
+    program = ExportedProgram(edited(mlp, change))
+    with pytest.raises(ArchitectureError, match=r"does not run .*nowhere"):
+        plan_model(program, program_inputs(program))

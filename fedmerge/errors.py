@@ -43,5 +43,9 @@ class MatchingError(FedmergeError):
     """The matching problem has no admissible solution."""
 
 
+class TrainingError(FedmergeError):
+    """Shards, tasks or the training of a client are not what they must be."""
+
+
 class VerificationError(FedmergeError):
     """A merged file does not agree with its record or its clients."""

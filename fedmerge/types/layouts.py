@@ -12,6 +12,7 @@ a concatenation of layouts.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
@@ -111,31 +112,75 @@ def index_map(layout: Layout, targets: Mapping[str, IntArray], widths: Widths) -
             return np.concatenate([m + start for m, start in zip(maps, starts, strict=True)])
 
 
-def unit_positions(layout: Layout, group: str, widths: Widths) -> IntArray:
-    """Return the positions (units, positions per unit) of each unit of a group along an axis."""
+@dataclass(frozen=True)
+class Term:
+    """A part of an axis that is a plain product: no concatenation inside."""
+
+    factors: tuple[Units | Pinned, ...]
+    positions: IntArray  # along the axis, one dimension per factor
+
+    def units(self, group: str) -> int | None:
+        """Return which of the factors are the units of a group, if any."""
+        found = [k for k, factor in enumerate(self.factors) if factor == Units(group)]
+        assert len(found) < 2, "a group may stand in one factor of a product only"
+        return found[0] if found else None
+
+
+def terms(layout: Layout, widths: Widths) -> Iterator[Term]:
+    """Yield an axis as a sum of plain products, from left to right.
+
+    `heads × (a + b)` gives `heads × a` and `heads × b`.
+    """
     match layout:
-        case Units(name) if name == group:
-            return np.arange(widths[group])[:, None]
-        case Product(factors) if group in groups_in(layout):
-            return _positions_in_product(factors, group, widths)
+        case Units() | Pinned():
+            yield Term((layout,), np.arange(axis_size(layout, widths)))
+        case Product(factors):
+            sizes = [axis_size(factor, widths) for factor in factors]
+            for chosen in itertools.product(*(tuple(terms(f, widths)) for f in factors)):
+                yield _joined(chosen, sizes)
         case Concat(parts):
             starts = _starts([axis_size(part, widths) for part in parts])
-            found = [
-                unit_positions(part, group, widths) + start
-                for part, start in zip(parts, starts, strict=True)
-            ]
-            return np.concatenate(found, axis=1)
-    return np.empty((widths[group], 0), dtype=np.int64)
+            for part, start in zip(parts, starts, strict=True):
+                for term in terms(part, widths):
+                    yield Term(term.factors, term.positions + start)
 
 
-def _positions_in_product(factors: Sequence[Layout], group: str, widths: Widths) -> IntArray:
-    owners = [k for k, factor in enumerate(factors) if group in groups_in(factor)]
-    assert len(owners) == 1, "a group may stand in one factor of a product only"
-    sizes = [axis_size(factor, widths) for factor in factors]
-    grid = np.arange(int(np.prod(sizes))).reshape(sizes)
-    rows = np.moveaxis(grid, owners[0], 0)
-    inner = unit_positions(factors[owners[0]], group, widths)
-    return rows[inner].reshape(widths[group], -1)
+def _joined(chosen: Sequence[Term], sizes: Sequence[int]) -> Term:
+    """Return the row-major product of one term of every factor; `sizes` are the whole factors'."""
+    positions = np.zeros((), dtype=np.int64)
+    for term, size in zip(chosen, sizes, strict=True):
+        positions = np.add.outer(positions * size, term.positions)
+    return Term(tuple(f for term in chosen for f in term.factors), positions)
+
+
+def plain_products(layout: Layout) -> Iterator[tuple[Units | Pinned, ...]]:
+    """Yield the factors of an axis's plain products, from left to right."""
+    match layout:
+        case Units() | Pinned():
+            yield (layout,)
+        case Product(factors):
+            for chosen in itertools.product(*(tuple(plain_products(f)) for f in factors)):
+                yield tuple(itertools.chain(*chosen))
+        case Concat(parts):
+            for part in parts:
+                yield from plain_products(part)
+
+
+def outer_groups(layout: Layout) -> Iterator[str]:
+    """Yield the groups that stand around others in a product: heads around their units."""
+    for factors in plain_products(layout):
+        yield from [factor.group for factor in factors if isinstance(factor, Units)][:-1]
+
+
+def unit_positions(layout: Layout, group: str, widths: Widths) -> IntArray:
+    """Return the positions (units, positions per unit) of each unit of a group along an axis."""
+    found = [np.empty((widths[group], 0), dtype=np.int64)]
+    for term in terms(layout, widths):
+        place = term.units(group)
+        if place is not None:
+            rows = np.moveaxis(term.positions, place, 0)
+            found.append(rows.reshape(widths[group], -1))
+    return np.concatenate(found, axis=1)
 
 
 def _outer(maps: Sequence[IntArray], sizes: Sequence[int]) -> IntArray:

@@ -20,6 +20,7 @@ class Group:
     name: str
     can_grow: bool = True
     why: str = ""  # why it can't grow
+    width: int | None = None  # in every client, where no shape shows it (heads × units per head)
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal, TypeAlias
 
@@ -11,6 +11,7 @@ from fedmerge.errors import UsageError
 from fedmerge.graph import ChainOptions
 from fedmerge.types.clients import FLOAT_DTYPES
 from fedmerge.types.plans import Plan
+from fedmerge.types.rules import Rule, number, one_of, positive, whole
 
 Method: TypeAlias = Literal["fedma", "average"]
 Preset: TypeAlias = Literal["paper"]
@@ -179,53 +180,31 @@ def _check_dials(options: MatchOptions) -> None:
         )
 
 
-LARGEST = 1e100  # of any number: sums and squares of such numbers stay finite
-
-
-def _number(low: float, high: float = LARGEST) -> Callable[[Any], bool]:
-    def check(value: Any) -> bool:
-        return isinstance(value, int | float) and type(value) is not bool and low <= value <= high
-
-    return check
-
-
-def _positive(value: Any) -> bool:
-    return _number(0)(value) and value > 0
-
-
 def _counts(value: Any) -> bool:
     return isinstance(value, Mapping) and all(
-        isinstance(row, list | tuple) and all(map(_number(0), row)) for row in value.values()
+        isinstance(row, list | tuple) and all(map(number(0), row)) for row in value.values()
     )
 
 
-def _whole(low: int) -> Callable[[Any], bool]:
-    return lambda value: type(value) is int and value >= low
-
-
-def _one_of(*choices: str) -> tuple[Callable[[Any], bool], str]:
-    return lambda value: value in choices, " or ".join(choices)
-
-
-_RULES: Mapping[str, tuple[Callable[[Any], bool], str]] = {
-    "method": _one_of("fedma", "average"),
-    "preset": _one_of("paper"),
-    "match_threshold": (lambda t: _positive(t) and t <= 1, "a number above 0 and up to 1"),
-    "max_growth": (lambda g: g == "none" or _number(1)(g), "a number from 1, or none"),
-    "gamma": (_positive, "a positive number"),
-    "sigma": (_positive, "a positive variance"),
-    "sigma0": (_positive, "a positive variance"),
-    "sweeps": (_whole(0), "a whole number from 0"),
-    "refine": (_whole(0), "a whole number from 0"),
-    "seed": (_whole(0), "a whole number from 0"),
-    "solver": _one_of("auto", "scipy", "lapjv", "lapsolver"),
-    "tie_breaker": (_number(0, 1), "a number from 0 to 1"),
+_RULES: Mapping[str, Rule] = {
+    "method": one_of("fedma", "average"),
+    "preset": one_of("paper"),
+    "match_threshold": (lambda t: positive(t) and t <= 1, "a number above 0 and up to 1"),
+    "max_growth": (lambda g: g == "none" or number(1)(g), "a number from 1, or none"),
+    "gamma": (positive, "a positive number"),
+    "sigma": (positive, "a positive variance"),
+    "sigma0": (positive, "a positive variance"),
+    "sweeps": (whole(0), "a whole number from 0"),
+    "refine": (whole(0), "a whole number from 0"),
+    "seed": (whole(0), "a whole number from 0"),
+    "solver": one_of("auto", "scipy", "lapjv", "lapsolver"),
+    "tie_breaker": (number(0, 1), "a number from 0 to 1"),
     "client_weight": (
-        lambda w: isinstance(w, Mapping) and all(map(_positive, w.values())),
+        lambda w: isinstance(w, Mapping) and all(map(positive, w.values())),
         "a positive number per client",
     ),
     "class_counts": (_counts, '{"name": [count per class, …]}, no count negative'),
-    "dtype": _one_of(*FLOAT_DTYPES),
-    "flatten": (_whole(1), "a whole number from 1"),
-    "weights": _one_of("raw", "ema"),
+    "dtype": one_of(*FLOAT_DTYPES),
+    "flatten": (whole(1), "a whole number from 1"),
+    "weights": one_of("raw", "ema"),
 }

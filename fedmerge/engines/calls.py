@@ -1,0 +1,81 @@
+"""Call work by its name, the same way in every engine."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+import time
+import traceback
+from contextlib import redirect_stdout
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from fedmerge.engines.values import Status
+from fedmerge.errors import FedmergeError
+from fedmerge.types.arrays import Array
+from fedmerge.types.work import Arrays, JsonObject, Place, Work, WorkResult
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What became of one call."""
+
+    status: Status
+    arrays: Arrays = field(default_factory=dict)
+    values: JsonObject = field(default_factory=dict)
+    message: str = ""
+    details: str = ""
+    seconds: float = 0.0
+
+
+def find_work(reference: str) -> Work:
+    """Return the function that "package.module:name" stands for."""
+    module, _, name = reference.partition(":")
+    work: Work = getattr(importlib.import_module(module), name)
+    return work
+
+
+def call_work(function: str, arrays: Arrays, settings: JsonObject, place: Place) -> Reply:
+    """Call work and return its result or its failure; what it prints goes to stderr."""
+    began = time.perf_counter()
+    try:
+        with redirect_stdout(sys.stderr):  # stdout belongs to the results of the command
+            result = find_work(function)(_read_only(arrays), _plain(settings), place)
+        reply = _checked(result)
+    except (Exception, SystemExit) as error:
+        return Reply(
+            "app",
+            message=_one_line(error),
+            details=traceback.format_exc(),
+            seconds=time.perf_counter() - began,
+        )
+    return Reply("ok", reply.arrays, reply.values, seconds=time.perf_counter() - began)
+
+
+def _checked(result: WorkResult) -> WorkResult:
+    arrays = {name: np.asarray(array) for name, array in result.arrays.items()}
+    for name, array in arrays.items():
+        if array.dtype.hasobject:
+            raise TypeError(f"the result '{name}' holds Python objects, expected numbers")
+    return WorkResult(arrays, _plain(result.values))
+
+
+def _read_only(arrays: Arrays) -> dict[str, Array]:
+    """Return views that the work cannot change: some engines share the arrays with others."""
+    views = {name: array.view() for name, array in arrays.items()}
+    for view in views.values():
+        view.flags.writeable = False
+    return views
+
+
+def _plain(values: JsonObject) -> dict[str, object]:
+    """Return values as they are after a journey: tuples are lists, all keys are text."""
+    plain: dict[str, object] = json.loads(json.dumps(dict(values)))
+    return plain
+
+
+def _one_line(error: BaseException) -> str:
+    text = error.problem if isinstance(error, FedmergeError) else f"{type(error).__name__}: {error}"
+    return " ".join(text.split()).removesuffix(":")

@@ -1,0 +1,195 @@
+"""Train one client's model on its shard, some of its tensors frozen."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from fedmerge.errors import TrainingError
+from fedmerge.training.devices import Precision, choose_precision
+from fedmerge.training.evaluate import call_model, naming
+from fedmerge.training.reproducible import limited_threads, seeded
+from fedmerge.training.settings import Optimizer, TrainSettings
+from fedmerge.training.shards import Shard
+from fedmerge.training.states import named_tensors, read_arrays
+from fedmerge.training.tasks import LearningTask
+from fedmerge.types.arrays import IntArray
+from fedmerge.types.progress import Progress, silent
+from fedmerge.types.work import Arrays, Place
+
+_DIVERGED_HINT = "lower --learning-rate, or limit the gradient with --clip-norm"
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What training gave."""
+
+    arrays: Arrays  # every tensor that was not frozen
+    losses: tuple[float, ...]  # mean over the batches of each epoch, without the proximal term
+    samples: int
+    seconds: float
+
+
+def train_model(
+    model: nn.Module,
+    shard: Shard,
+    task: LearningTask,
+    settings: TrainSettings,
+    *,
+    frozen: Collection[str] = (),
+    place: Place = Place(),  # noqa: B008 (a frozen value)
+    progress: Progress = silent,
+) -> Trained:
+    """Train the module in place, with the tensors named in `frozen` left as they are.
+
+    A module that keeps statistics, such as a batch norm, and has a frozen tensor is used as in
+    evaluation. On CPU, the same module, shard, settings and threads give the same bits. Rate,
+    epochs and decay are the settings' own: `TrainSettings.at` gives those of a stage.
+    """
+    began = time.monotonic()
+    model.to(place.device)
+    with limited_threads(place.threads), seeded(settings.seed, place.device), naming(shard):
+        with _freezing(model, frozen) as trainable:
+            training = _Training(model, shard, task, settings, trainable, place.device)
+            losses = training.run(progress)
+        arrays = read_arrays(model, without=frozen)
+        _check_weights(named_tensors(model))
+    return Trained(arrays, losses, len(shard), time.monotonic() - began)
+
+
+class _Training:
+    """The loop over epochs and batches, with what it keeps between them."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        shard: Shard,
+        task: LearningTask,
+        settings: TrainSettings,
+        trainable: Sequence[nn.Parameter],
+        device: str,
+    ) -> None:
+        self._model, self._shard, self._task, self._settings = model, shard, task, settings
+        self._trainable, self._device = trainable, device
+        anchored = trainable if settings.proximal else ()
+        self._start = [parameter.detach().clone() for parameter in anchored]
+        self._optimizer = _OPTIMIZERS[settings.optimizer](trainable, settings)
+        self._precision: Precision = choose_precision(device, mixed=settings.mixed_precision)
+        self._scaler = self._precision.scaler()
+        self._shuffler = torch.Generator().manual_seed(settings.seed)
+
+    def run(self, progress: Progress) -> tuple[float, ...]:
+        """Train all epochs and return the mean loss of each."""
+        means: list[float] = []
+        for epoch in range(self._settings.epochs):
+            batches = _batches(len(self._shard), self._settings.batch_size, self._shuffler)
+            losses = []
+            for number, rows in enumerate(batches):
+                losses.append(self._step(rows))
+                done = epoch * len(batches) + number + 1
+                progress("training", done, self._settings.epochs * len(batches))
+            # Looked at once per epoch: reading a number makes an accelerator wait.
+            means.append(float(torch.stack(losses).cpu().double().mean()))
+            if not math.isfinite(means[-1]):
+                raise TrainingError(
+                    f"the loss became NaN or infinite in epoch {epoch + 1}", _DIVERGED_HINT
+                )
+        return tuple(means)
+
+    def _step(self, rows: IntArray) -> torch.Tensor:
+        """Take one step of the optimizer and return the batch's loss."""
+        x, y = self._shard.batch(rows, self._device)
+        self._optimizer.zero_grad(set_to_none=True)
+        with self._precision():
+            loss = self._task.loss(call_model(self._model, x), y)
+        if loss.ndim or not loss.requires_grad:
+            found = "no scalar" if loss.ndim else "independent of all that is trained"
+            raise TrainingError(f"the task's loss is {found}: {tuple(loss.shape)}")
+        torch.autograd.backward(self._scaler.scale(loss + self._proximal_term()))
+        if self._settings.clip_norm is not None:
+            self._scaler.unscale_(self._optimizer)
+            nn.utils.clip_grad_norm_(self._trainable, self._settings.clip_norm)
+        self._scaler.step(self._optimizer)
+        self._scaler.update()
+        return loss.detach()
+
+    def _proximal_term(self) -> torch.Tensor | float:
+        """Return FedProx's mu/2 ‖w - w_start‖² over the trained parameters."""
+        if not self._settings.proximal:
+            return 0.0
+        pairs = zip(self._trainable, self._start, strict=True)
+        distance = torch.stack([(now - start).square().sum() for now, start in pairs]).sum()
+        return self._settings.proximal / 2 * distance
+
+
+_OPTIMIZERS: Mapping[
+    Optimizer, Callable[[Sequence[nn.Parameter], TrainSettings], torch.optim.Optimizer]
+] = {
+    "sgd": lambda parameters, settings: torch.optim.SGD(
+        parameters,
+        lr=settings.learning_rate,
+        momentum=settings.momentum,
+        weight_decay=settings.weight_decay,
+    ),
+    "adam": lambda parameters, settings: torch.optim.Adam(
+        parameters, lr=settings.learning_rate, weight_decay=settings.weight_decay
+    ),
+}
+
+
+@contextmanager
+def _freezing(model: nn.Module, frozen: Collection[str]) -> Iterator[list[nn.Parameter]]:
+    """Put the module into training mode but for its frozen parts, and yield what is trained."""
+    if unknown := set(frozen) - set(named_tensors(model)):
+        raise TrainingError(f"the model has no '{min(unknown)}' to freeze")
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    wanted = {parameter: parameter.requires_grad for parameter in parameters.values()}
+    modes = {module: module.training for module in model.modules()}
+    model.train()
+    for module in _keepers_of_frozen(model, frozen):
+        module.eval()
+    for name in set(frozen) & set(parameters):
+        parameters[name].requires_grad_(False)
+    trainable = [parameter for parameter in wanted if parameter.requires_grad]
+    try:
+        if not trainable:
+            raise TrainingError("every parameter is frozen: there is nothing to train")
+        yield trainable
+    finally:
+        model.zero_grad(set_to_none=True)
+        for parameter, requires_grad in wanted.items():
+            parameter.requires_grad_(requires_grad)
+        for module, mode in modes.items():
+            module.training = mode
+
+
+def _keepers_of_frozen(model: nn.Module, frozen: Collection[str]) -> Iterator[nn.Module]:
+    """Yield the modules that keep statistics in buffers and have a frozen tensor of their own."""
+    for prefix, module in model.named_modules(remove_duplicate=False):
+        buffers = [name for name, _ in module.named_buffers(recurse=False)]
+        names = [*buffers, *(name for name, _ in module.named_parameters(recurse=False))]
+        if buffers and any(f"{prefix}.{name}".lstrip(".") in frozen for name in names):
+            yield module
+
+
+def _batches(samples: int, size: int, shuffler: torch.Generator) -> list[IntArray]:
+    """Return all rows in random order in batches; a single last one joins the batch before.
+
+    Batch norms cannot train on one sample.
+    """
+    order: IntArray = torch.randperm(samples, generator=shuffler).numpy()
+    starts = [start for start in range(0, samples, size) if samples - start > 1 or not start]
+    ends = [*starts[1:], samples]
+    return [order[start:end] for start, end in zip(starts, ends, strict=True)]
+
+
+def _check_weights(tensors: Mapping[str, torch.Tensor]) -> None:
+    for name, tensor in tensors.items():
+        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+            raise TrainingError(f"'{name}' has become NaN or infinite", _DIVERGED_HINT)

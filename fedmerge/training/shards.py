@@ -1,0 +1,155 @@
+"""Shards: the samples and targets of one client, and which client each belongs to."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeAlias
+
+import numpy as np
+import torch
+
+from fedmerge.errors import FedmergeError, TrainingError, UsageError
+from fedmerge.references import find_object, is_reference
+from fedmerge.training.containers import as_array, open_columns
+from fedmerge.training.preparation import Preparation
+from fedmerge.types.arrays import Array, IntArray
+
+Keys: TypeAlias = Sequence[tuple[str, str]]  # names of samples and targets, the first found wins
+
+SHARD_KEYS: Keys = (("x", "y"),)
+TRAINING_KEYS: Keys = (("x", "y"), ("x_train", "y_train"))  # of a data set to be partitioned
+EVALUATION_KEYS: Keys = (("x", "y"), ("x_test", "y_test"))
+
+_TARGETS = {"f": np.float32, "i": np.int64, "u": np.int64, "b": np.int64}  # by numpy's kinds
+
+
+@dataclass(frozen=True)
+class Shard:
+    """Samples x (n, …) and targets y (n, …) of one client, as they are stored."""
+
+    name: str
+    x: Array
+    y: Array
+    preparation: Preparation = field(default_factory=Preparation)
+    origin: str = ""  # the file, for messages
+
+    def __post_init__(self) -> None:
+        where = self.origin or self.name
+        if not self.x.ndim or not self.y.ndim or len(self.x) != len(self.y):
+            sizes = f"x is {self.x.shape} and y is {self.y.shape}"
+            raise TrainingError(f"{where}: {sizes}, expected one target per sample")
+        if not len(self.x):
+            raise TrainingError(f"{where}: is empty, expected at least one sample")
+        if self.y.dtype.kind not in _TARGETS:
+            raise TrainingError(f"{where}: y holds {self.y.dtype}, expected integers or floats")
+        self.preparation.check(self.x, where)
+
+    def __len__(self) -> int:
+        return len(self.y)
+
+    @property
+    def targets(self) -> Array:
+        """All targets (n, …) as int64 or float32."""
+        return self.y.astype(_TARGETS[self.y.dtype.kind], copy=False)
+
+    def batch(self, rows: IntArray, device: str) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the samples and targets of some rows, as a model and its task take them."""
+        x = self.preparation(self.x[rows])  # np.take would copy a whole map that isn't aligned
+        y = self.y[rows].astype(_TARGETS[self.y.dtype.kind], copy=False)
+        # Copied into torch's memory: products of unaligned arrays may differ in their last bits.
+        return torch.tensor(x).to(device), torch.tensor(y).to(device)
+
+
+def read_shard(
+    source: str | Path,
+    *,
+    client: str = "",
+    keys: Keys = SHARD_KEYS,
+    preparation: Preparation | None = None,
+) -> Shard:
+    """Return the shard of a file, mapped where possible, or of the user's own function.
+
+    A source `module:function` or `file.py:function` is called with the client's name and returns
+    x and y. `client` is the shard's name; without one, it is the file's stem.
+    """
+    text = str(source)
+    x, y = _call(text, client) if is_reference(text) else _read(Path(source), keys)
+    name = client or Path(source).stem
+    return Shard(name, x, y, preparation or Preparation(), text)
+
+
+def read_column(path: Path, name: str) -> Array:
+    """Return a further array of a data set, such as the key by which it is split."""
+    columns = open_columns(path)
+    if name not in columns:
+        found = ", ".join(f"'{column}'" for column in columns)
+        raise TrainingError(f"{path}: there is no '{name}', only {found or 'nothing'}")
+    return columns[name]()
+
+
+@dataclass(frozen=True)
+class Pairing:
+    """Which shard belongs to which client, and why."""
+
+    shards: Mapping[str, Path]  # client → file, in the clients' order
+    why: str
+
+
+def pair_shards(clients: Sequence[str], paths: Sequence[Path]) -> Pairing:
+    """Pair clients with shards by the files' stems if every one has a partner, else in order.
+
+    The order is the natural one of both, c2 before c10.
+
+    >>> pair_shards(["b", "a"], [Path("a.npz"), Path("b.npz")]).shards["b"].name
+    'b.npz'
+    """
+    if len(clients) != len(paths):
+        raise UsageError(
+            f"there are {len(clients)} clients but {len(paths)} shards", "give one shard per client"
+        )
+    by_stem = {path.stem: path for path in paths}
+    if set(by_stem) == set(clients):
+        return Pairing({name: by_stem[name] for name in clients}, "paired by name")
+    in_order = dict(zip(sorted(clients, key=_natural), sorted(paths, key=_natural), strict=True))
+    pairs = ", ".join(f"{name} ← {path.name}" for name, path in in_order.items())
+    return Pairing(
+        {name: in_order[name] for name in clients},
+        f"the names of clients and shards differ: paired in order ({pairs})",
+    )
+
+
+def _read(path: Path, keys: Keys) -> tuple[Array, Array]:
+    columns = open_columns(path)
+    for samples, targets in keys:
+        if samples in columns and targets in columns:
+            return columns[samples](), columns[targets]()
+    expected = " or ".join(f"'{samples}' and '{targets}'" for samples, targets in keys)
+    found = ", ".join(f"'{name}'" for name in columns) or "nothing"
+    raise TrainingError(f"{path}: expected {expected}, found {found}")
+
+
+def _call(reference: str, client: str) -> tuple[Array, Array]:
+    load = find_object(reference, what="function that returns x and y")
+    if not callable(load):
+        raise UsageError(f"'{reference}' is no function", "it is called with the client's name")
+    try:
+        result = load(client)
+    except FedmergeError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise TrainingError(f"'{reference}' fails: {type(error).__name__}: {error}") from error
+    if isinstance(result, Mapping) and {"x", "y"} <= set(result):
+        result = (result["x"], result["y"])
+    if not isinstance(result, tuple | list) or len(result) != 2:
+        found = type(result).__name__
+        raise TrainingError(f"'{reference}' returns {found}, expected samples and targets (x, y)")
+    return as_array(result[0]), as_array(result[1])
+
+
+def _natural(name: str | Path) -> list[tuple[int, str, int]]:
+    """Order c2 before c10."""
+    parts = re.findall(r"(\d+)|(\D+)", str(name))
+    return [(0, "", int(number)) if number else (1, text, 0) for number, text in parts]

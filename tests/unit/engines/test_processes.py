@@ -1,0 +1,178 @@
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import fedmerge.engines.processes as processes
+from fedmerge.engines import ProcessEngine, default_workers
+from tests.unit.engines.conformance import CLIENTS, IsolatedConformance, run_one, task
+from tests.unit.engines.work import HERE
+
+PATIENCE = 30.0  # seconds for something that normally takes a fraction of one
+
+PARENT = f"""
+import sys
+sys.path[:] = {sys.path!r}
+from fedmerge.engines import ProcessEngine, Task
+engine = ProcessEngine(["a"], workers=1)
+pid, = engine.run([Task("t", "a", "{HERE}:describe", {{}}, {{}})], timeout=None)
+print(pid.values["pid"], flush=True)
+list(engine.run([Task("t", "a", "{HERE}:sleep", {{}}, {{"seconds": 600}})], timeout=None))
+"""
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return False
+    return state != "Z"
+
+
+def wait_until_dead(pid: int) -> bool:
+    end = time.monotonic() + PATIENCE
+    while is_alive(pid) and time.monotonic() < end:
+        time.sleep(0.05)
+    return not is_alive(pid)
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[ProcessEngine]:
+    engine = ProcessEngine(CLIENTS, workers=2)
+    yield engine
+    engine.close()
+
+
+class TestProcessEngine(IsolatedConformance):
+    width = 2
+
+
+def worker_pids(engine: ProcessEngine, count: int) -> list[int]:
+    tasks = [task("sleep", number, seconds=0.2) for number in range(count)]
+    return [outcome.values["pid"] for outcome in engine.run(tasks, timeout=None)]
+
+
+def test_workers_are_other_processes_and_are_used_again() -> None:
+    engine = ProcessEngine(CLIENTS, workers=1)
+    pids = worker_pids(engine, 3)
+    engine.close()
+    assert len(set(pids)) == 1
+    assert os.getpid() not in pids
+
+
+def test_closing_ends_every_process() -> None:
+    engine = ProcessEngine(CLIENTS, workers=2)
+    pids = worker_pids(engine, 2)
+    assert all(is_alive(pid) for pid in pids)
+    engine.close()
+    assert not any(is_alive(pid) for pid in pids)
+
+
+def test_closing_ends_processes_that_are_at_work() -> None:
+    engine = ProcessEngine(CLIENTS, workers=1)
+    (pid,) = worker_pids(engine, 1)
+    outcomes = engine.run([task("echo"), task("sleep", seconds=600)], timeout=None)
+    next(outcomes)
+    engine.close()
+    assert not is_alive(pid)
+    assert [outcome.status for outcome in outcomes] == ["lost"]
+
+
+def test_no_worker_outlives_a_killed_parent(tmp_path: Path) -> None:
+    parent = subprocess.Popen(
+        [sys.executable, "-c", PARENT], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    )
+    assert parent.stdout is not None
+    pid = int(parent.stdout.readline())
+    assert is_alive(pid)
+    parent.kill()
+    parent.communicate()
+    assert wait_until_dead(pid)
+
+
+def test_workers_leave_interrupts_to_the_parent() -> None:
+    engine = ProcessEngine(CLIENTS, workers=1)
+    outcome = run_one(engine, task("interrupt_self"))
+    engine.close()
+    assert (outcome.status, outcome.values) == ("ok", {"alive": True})
+
+
+def test_devices_are_dealt_to_the_workers_in_turn() -> None:
+    engine = ProcessEngine(CLIENTS, workers=3, devices=("cuda:0", "cuda:1"), threads=2)
+    outcomes = engine.run([task("describe", number) for number in range(3)], timeout=None)
+    places = sorted((o.values["device"], o.values["threads"]) for o in outcomes)
+    engine.close()
+    assert places == [("cuda:0", 2), ("cuda:0", 2), ("cuda:1", 2)]
+
+
+def test_a_worker_that_does_not_start_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processes, "_START", "import time; time.sleep(600) or {path!r}")
+    monkeypatch.setattr(processes, "START_LIMIT", 0.2)
+    engine = ProcessEngine(CLIENTS, workers=1)
+    outcome = run_one(engine, task("echo"), timeout=99)
+    engine.close()
+    assert outcome.status == "lost"
+    assert "within 0.2 s" in outcome.message
+
+
+def test_a_worker_that_speaks_nonsense_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processes, "_START", "print('x' * 99, flush=True) or {path!r}")
+    engine = ProcessEngine(CLIENTS, workers=1)
+    outcome = run_one(engine, task("echo"), timeout=99)
+    engine.close()
+    assert outcome.status == "lost"
+
+
+def test_time_for_starting_is_not_the_clients_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    slowly = "import time; time.sleep(1.5); " + processes._START
+    monkeypatch.setattr(processes, "_START", slowly)
+    engine = ProcessEngine(CLIENTS, workers=1)
+    outcome = run_one(engine, task("echo"), timeout=1.0)
+    engine.close()
+    assert outcome.status == "ok"
+    assert outcome.seconds < 1
+
+
+def test_one_run_at_a_time() -> None:
+    engine = ProcessEngine(CLIENTS, workers=1)
+    first = engine.run([task("echo", 0), task("echo", 1)], timeout=None)
+    next(first)
+    with pytest.raises(RuntimeError, match="running tasks already"):
+        run_one(engine, task("echo"))
+    first.close()  # type: ignore[attr-defined]
+    engine.close()
+
+
+def test_a_worker_killed_between_tasks_is_replaced() -> None:
+    engine = ProcessEngine(CLIENTS, workers=1)
+    (pid,) = worker_pids(engine, 1)
+    os.kill(pid, signal.SIGKILL)
+    assert wait_until_dead(pid)
+    (other,) = worker_pids(engine, 1)
+    engine.close()
+    assert other != pid
+
+
+@pytest.mark.parametrize(
+    ("devices", "threads", "cores", "expected"),
+    [
+        (("cpu",), 1, 8, 8),
+        (("cpu",), 3, 8, 2),
+        (("cpu",), 9, 8, 1),
+        (("cuda:0", "cuda:1"), 1, 8, 2),
+    ],
+)
+def test_there_is_a_worker_per_accelerator_or_as_many_as_the_cores_can_feed(
+    monkeypatch: pytest.MonkeyPatch,
+    devices: tuple[str, ...],
+    threads: int,
+    cores: int,
+    expected: int,
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(cores)), raising=False)
+    assert default_workers(devices, threads) == expected

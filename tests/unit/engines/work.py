@@ -1,0 +1,85 @@
+"""Work for the engines' tests: light, so that a worker starts quickly."""
+
+import os
+import signal
+import time
+from pathlib import Path
+from typing import NoReturn
+
+import numpy as np
+
+from fedmerge.errors import TrainingError
+from fedmerge.types.work import Arrays, JsonObject, Place, WorkResult
+
+HERE = "tests.unit.engines.work"
+
+
+def double(arrays: Arrays, settings: JsonObject, place: Place) -> WorkResult:
+    return WorkResult({name: array * 2 for name, array in arrays.items()}, settings)
+
+
+def echo(arrays: Arrays, settings: JsonObject, place: Place) -> WorkResult:
+    return WorkResult(arrays, settings)
+
+
+def sleep(arrays: Arrays, settings: JsonObject, place: Place) -> WorkResult:
+    time.sleep(settings["seconds"])
+    return WorkResult({}, {"pid": os.getpid()})
+
+
+def fail(arrays: Arrays, settings: JsonObject, place: Place) -> NoReturn:
+    raise ZeroDivisionError(f"no data for {settings['name']}")
+
+
+def refuse(arrays: Arrays, settings: JsonObject, place: Place) -> NoReturn:
+    raise TrainingError("shard.npz: is empty", "fill it")
+
+
+def leave(arrays: Arrays, settings: JsonObject, place: Place) -> NoReturn:
+    raise SystemExit(3)
+
+
+def not_a_result(arrays: Arrays, settings: JsonObject, place: Place) -> WorkResult:
+    return WorkResult({"objects": np.array([object()])}, {})
+
+
+def die(arrays: Arrays, settings: JsonObject, place: Place) -> WorkResult:
+    os.kill(os.getpid(), signal.SIGKILL)
+    time.sleep(60)
+    return WorkResult({}, {})
+
+
+def die_once(arrays: Arrays, settings: JsonObject, place: Place) -> WorkResult:
+    mark = Path(settings["mark"])
+    if not mark.exists():
+        mark.touch()
+        os._exit(7)
+    return WorkResult({}, {"survived": True})
+
+
+def change_input(arrays: Arrays, settings: JsonObject, place: Place) -> WorkResult:
+    arrays["x"][0] = 1
+    return WorkResult({}, {})
+
+
+def describe(arrays: Arrays, settings: JsonObject, place: Place) -> WorkResult:
+    values = {
+        "pid": os.getpid(),
+        "device": place.device,
+        "threads": place.threads,
+        "timeout": place.timeout,
+        "types": {name: type(value).__name__ for name, value in settings.items()},
+    }
+    return WorkResult({}, values)
+
+
+def talk(arrays: Arrays, settings: JsonObject, place: Place) -> WorkResult:
+    print("words of the user's code")
+    os.write(1, b"words of a library\n")
+    return WorkResult({}, {"said": True})
+
+
+def interrupt_self(arrays: Arrays, settings: JsonObject, place: Place) -> WorkResult:
+    os.kill(os.getpid(), signal.SIGINT)
+    time.sleep(0.05)
+    return WorkResult({}, {"alive": True})

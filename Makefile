@@ -11,7 +11,7 @@ help:
 	@echo "make demo    train small clients on scikit-learn's digits, merge their files, compare"
 	@echo "make test    all tests"
 	@echo "make check   format check, ruff, mypy --strict, tests"
-	@echo "make bench   benchmarks"
+	@echo "make bench   benchmarks next to their bars; BENCH=--all for the slow ones too"
 	@echo "make format  format and fix what ruff can fix"
 
 $(STAMP): pyproject.toml constraints.txt
@@ -36,7 +36,7 @@ format: $(STAMP)
 	$(BIN)/ruff check --fix $(SOURCES)
 
 bench: $(STAMP)
-	$(BIN)/python -m benchmarks
+	$(BIN)/python -m benchmarks $(BENCH)
 
 clean:
 	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis demo-output *.egg-info

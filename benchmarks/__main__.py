@@ -1,37 +1,76 @@
-"""`make bench`: print every benchmark next to its bar, or as JSON with --json."""
+"""`make bench`: print every benchmark next to its bar, write them as JSON or as a page."""
 
 from __future__ import annotations
 
 import argparse
 import json
-import tempfile
-from collections.abc import Iterator
+import sys
+from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks import matching, startup
-from benchmarks.measure import Result
+from benchmarks.page import page
+from benchmarks.report import Report, measured, merged, read_report
+from benchmarks.suites import SUITES
 
 
 def main() -> None:
-    """Run the benchmarks; a missed bar is shown, not an error: machines are noisy."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument("--json", action="store_true", help="print one JSON object at the end")
-    parser.add_argument("--clients", type=int, default=4, help="clients of the VGG-9 matching")
-    arguments = parser.parse_args()
-    measured = []
-    for result in _results(arguments.clients):
-        measured.append(result)
-        if not arguments.json:
-            print(result.line(), flush=True)
+    """Run benchmarks; a missed bar is shown, and an error only with --strict."""
+    arguments = _arguments()
+    if arguments.list:
+        for name, suite in SUITES.items():
+            print(f"{name:<15}{suite.title}{' (--all)' if suite.is_slow else ''}")
+        return
+    report = _report(arguments)
     if arguments.json:
-        print(json.dumps({"results": [{**vars(r), "met": r.is_met} for r in measured]}))
+        text = json.dumps(report.to_json(), indent=1, ensure_ascii=False) + "\n"
+        _write(arguments.json, text)
+    if arguments.page:
+        _write(arguments.page, page(report))
+    missed = [
+        result for results in report.suites.values() for result in results if not result.is_met
+    ]
+    if arguments.strict and missed:
+        sys.exit(f"{len(missed)} bars missed")
 
 
-def _results(clients: int) -> Iterator[Result]:
-    with tempfile.TemporaryDirectory() as folder:
-        yield from startup.results(Path(folder))
-        yield from startup.memory_results(Path(folder))
-    yield from matching.results(clients)
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    parser.add_argument("suites", nargs="*", help="names of suites; none: all that are not slow")
+    parser.add_argument("--all", action="store_true", help="slow suites too")
+    parser.add_argument("--list", action="store_true", help="list the suites")
+    parser.add_argument("--json", metavar="FILE", help="write the results as JSON; - for stdout")
+    parser.add_argument("--page", metavar="FILE", help="write the results as a page; - for stdout")
+    parser.add_argument(
+        "--read", metavar="FILE", help="keep what --json wrote, run named suites anew"
+    )
+    parser.add_argument("--strict", action="store_true", help="exit with 1 if a bar is missed")
+    arguments = parser.parse_args()
+    if unknown := set(arguments.suites) - set(SUITES):
+        parser.error(f"no suite called {', '.join(sorted(unknown))}; see --list")
+    return arguments
+
+
+def _report(arguments: argparse.Namespace) -> Report:
+    """Return kept results, with the named suites measured anew, or those of a fresh run."""
+    if not arguments.read:
+        return measured(_chosen(arguments.suites, everything=arguments.all), shown=sys.stderr)
+    kept = read_report(json.loads(Path(arguments.read).read_text(encoding="utf-8")))
+    if not arguments.suites:
+        return kept
+    return merged(kept, measured(arguments.suites, shown=sys.stderr))
+
+
+def _chosen(names: Sequence[str], *, everything: bool) -> list[str]:
+    if names:
+        return list(names)
+    return [name for name, suite in SUITES.items() if everything or not suite.is_slow]
+
+
+def _write(target: str, text: str) -> None:
+    if target == "-":
+        sys.stdout.write(text)
+    else:
+        Path(target).write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":

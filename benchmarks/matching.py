@@ -1,93 +1,133 @@
-"""One matching of the paper's VGG-9 against its floor, measured in the same run.
-
-The floor of a step is one float32 matrix product of its shape and one call of the solver on its
-rewards, with as many new columns as the answer needs.
-"""
+"""One matching at a fixed threshold against its floor, and how its time grows with the clients."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from unittest import mock
+import math
+import os
+from collections.abc import Iterator, Mapping
+from typing import Any
 
-import numpy as np
+from benchmarks.cases import Case, run
+from benchmarks.floor import Floor
+from benchmarks.measure import Cost, Result, cost_of, free_memory, in_child
+from benchmarks.nets import NETS
+from fedmerge.workflow.layers import Problem
 
-from benchmarks.measure import Result, best_of
-from benchmarks.vgg import independent, noisy_copies, vgg9_shapes
-from fedmerge import MatchOptions
-from fedmerge.matching import steps, visits
-from fedmerge.matching.products import ClientUnits
-from fedmerge.matching.solvers import solve
-from fedmerge.matching.steps import NEW, StepProblem
-from fedmerge.matching.values import Shortcuts, SolverName
-from fedmerge.types.arrays import Float64Array, IntArray
-from fedmerge.workflow.match import match
-
-SWEEPS = 5
-CASES = {
-    "permuted noisy copies": MatchOptions(max_growth="none", sweeps=SWEEPS),
-    "independent nets at threshold 0.03": MatchOptions(
-        max_growth="none", sweeps=SWEEPS, match_threshold=0.03
-    ),
-}
-
-
-def results(clients: int) -> Iterator[Result]:
-    """Yield the time of a matching and its ratio to the floor."""
-    shapes = vgg9_shapes()
-    for name, options in CASES.items():
-        is_copy = "copies" in name
-        nets = [independent(shapes, seed) for seed in range(clients)]
-        states = noisy_copies(shapes, clients) if is_copy else nets
-        floor = Floor()
-        with floor.recording():
-            match(states, options)
-        taken = best_of(2, lambda: match(states, options))  # noqa: B023, called at once
-        what = f"match VGG-9, {clients} clients, {name}"
-        yield Result(what, taken, "s")
-        yield Result(f"{what} ÷ floor", taken / best_of(2, floor.run), "×", bar=2.0)
+FLOOR_BAR = 2.0
+GROWTH_BAR = 1.1
+BARRED = (Case("VGG-9", "copies", 16), Case("VGG-9", "independent", 16))
+ROUNDS = 3  # of matching and floor in turns; the least of each counts
+CASES = (
+    *(Case("VGG-9", "copies", clients) for clients in (4, 8, 16, 32)),
+    *(Case("VGG-9", "independent", clients) for clients in (4, 8, 16)),
+    Case("VGG-9", "nothing matches", 4),
+    Case("char-LSTM", "copies", 8),
+    Case("char-LSTM", "independent", 8),
+    Case("char-LSTM", "nothing matches", 8),
+)
+SLOW_CASES = (
+    Case("VGG-9", "independent", 32),
+    Case("VGG-9", "nothing matches", 8),
+    Case("VGG-9", "nothing matches", 16),
+    Case("VGG-9", "nothing matches", 32),
+    Case("char-LSTM", "copies", 66),
+    Case("char-LSTM", "independent", 66),
+    Case("char-LSTM", "nothing matches", 66),
+)
+SLOW_ROUNDS = 1
+FLOAT32, FLOAT64 = 4, 8  # bytes
+ROOM, COPIES = 1.5, 2  # growth of other cases; how often features and sums exist at a time
 
 
-class Floor:
-    """The products and solver calls of a matching, to be run again by themselves."""
+def results() -> Iterator[Result]:
+    """Yield every quick case at one thread and at all cores, and the growth with the clients."""
+    per_step: dict[Case, float] = {}
+    for case in CASES:
+        measured = in_child(measure, threads=1, **vars(case), rounds=ROUNDS)
+        per_step[case] = measured["own_cpu"] / measured["steps"]
+        yield from _shown(case, measured, "1 thread")
+        if case in BARRED:
+            measured = in_child(measure, threads=None, **vars(case), rounds=ROUNDS)
+            yield from _shown(case, measured, f"{os.cpu_count()} cores")
+    few, many = (Case("VGG-9", "copies", clients) for clients in (4, 32))
+    yield Result(
+        "VGG-9 copies, CPU time per matching step: 32 ÷ 4 clients",
+        per_step[many] / per_step[few],
+        "×",
+        bar=GROWTH_BAR,
+    )
 
-    def __init__(self) -> None:
-        self._calls: list[Callable[[], object]] = []
 
-    def run(self) -> None:
-        """Do the work again."""
-        for call in self._calls:
-            call()
+def slow_results() -> Iterator[Result]:
+    """Yield the cases that take minutes or gigabytes, as far as there is memory for them."""
+    for case in SLOW_CASES:
+        needed, free = memory_needed(case), free_memory()
+        if needed > free:
+            note = f"not run: only {free / 1e9:.0f} GB are free"
+            yield Result(f"{case.title}: memory needed", needed / 1e9, "GB", note=note)
+        else:
+            measured = in_child(measure, threads=None, **vars(case), rounds=SLOW_ROUNDS)
+            yield from _shown(case, measured, f"{os.cpu_count()} cores")
 
-    @contextmanager
-    def recording(self) -> Iterator[None]:
-        """Record every step of the matchings inside."""
-        step, rewards = steps.best_step, visits.Visitor._rewards
 
-        def kept_step(problem: StepProblem, solver: SolverName, shortcuts: Shortcuts) -> IntArray:
-            targets = step(problem, solver, shortcuts)
-            used = int(np.count_nonzero(targets == NEW))
-            self._keep_solver_call(problem, used + 1, solver)
-            return targets
+def measure(net: str, kind: str, clients: int, rounds: int) -> dict[str, Any]:
+    """Return the least costs of a matching and of its floor, measured in turns."""
+    problem = Case(net, kind, clients).problem()
+    run(Case(net, kind, 2).problem())  # imports and caches
+    own, floors, needed = Cost(math.inf, math.inf), [], []
+    for _ in range(rounds):
+        own = own.least(cost_of(lambda: run(problem)))
+        floors.append(watched(problem, repeats=rounds, every_step=True))
+        needed.append(watched(problem, repeats=rounds, every_step=False).own)
+    floor = min(floors, key=lambda floor: floor.total.wall)
+    return {
+        "own_wall": own.wall,
+        "own_cpu": own.cpu,
+        "floor_wall": floor.total.wall,
+        "floor_cpu": floor.total.cpu,
+        "products_wall": floor.products.wall,
+        "needed_wall": min(cost.wall for cost in needed),
+        "steps": floor.steps,
+    }
 
-        def kept_rewards(visitor: visits.Visitor, client: int, view: visits.View) -> Float64Array:
-            self._keep_product(visitor._clients[client], len(view.columns))
-            return rewards(visitor, client, view)
 
-        with (
-            mock.patch.object(visits, "best_step", kept_step),
-            mock.patch.object(visits.Visitor, "_rewards", kept_rewards),
-        ):
-            yield
+def watched(problem: Problem, *, repeats: int, every_step: bool) -> Floor:
+    """Return what a matching's steps cost: every one of them, or those that bounds don't spare."""
+    floor = Floor(repeats, every_step=every_step)
+    with floor.watching():
+        run(problem)
+    return floor
 
-    def _keep_solver_call(self, problem: StepProblem, offered: int, solver: SolverName) -> None:
-        columns = [problem.existing] + [
-            np.full((len(problem.existing), 1), reward) for reward in problem.new[:offered]
-        ]
-        matrix = np.hstack(columns)
-        self._calls.append(lambda: solve(matrix, solver))
 
-    def _keep_product(self, units: ClientUnits, columns: int) -> None:
-        left = units.features.weights.astype(np.float32, copy=False)
-        right = np.ones((columns, left.shape[1]), dtype=np.float32)
-        self._calls.append(lambda: left @ right.T)
+def memory_needed(case: Case) -> float:
+    """Return a rough number of bytes for clients, features and sums of the largest group.
+
+    Where nothing matches, inputs and global units of a layer are those of all clients.
+    """
+    net = NETS[case.net]()
+    spread = case.clients if case.kind == "nothing matches" else ROOM
+    largest = max(map(math.prod, net.shapes.values()))
+    features = FLOAT32 * case.clients * largest * spread
+    sums = FLOAT64 * largest * spread * spread
+    return FLOAT32 * case.clients * net.numbers + COPIES * (features + sums)
+
+
+def _shown(case: Case, measured: Mapping[str, Any], threads: str) -> Iterator[Result]:
+    title = f"{case.title}, {threads}"
+    own = measured["own_wall"]
+    share = measured["products_wall"] / measured["floor_wall"]
+    yield Result(
+        title,
+        own,
+        "s",
+        note=f"CPU {measured['own_cpu']:.3g} s, {measured['steps']} steps; "
+        f"floor {measured['floor_wall']:.3g} s, {share:.0%} of it products",
+    )
+    yield Result(
+        f"{title} ÷ floor",
+        own / measured["floor_wall"],
+        "×",
+        bar=FLOOR_BAR if case in BARRED else None,
+        note=f"in CPU time {measured['own_cpu'] / measured['floor_cpu']:.2f} ×; "
+        f"÷ what its own steps need {own / measured['needed_wall']:.2f} ×",
+    )

@@ -1,0 +1,34 @@
+"""The benchmarks by name: what `make bench` runs, and what takes longer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+from benchmarks import loops, matching, memory, processes, shortcuts, wide
+from benchmarks.measure import Result
+
+
+@dataclass(frozen=True)
+class Suite:
+    """Some benchmarks that belong together."""
+
+    title: str
+    results: Callable[[], Iterator[Result]]
+    is_slow: bool = False
+
+
+SUITES: Mapping[str, Suite] = {
+    "startup": Suite("Start-up", processes.startup_results),
+    "matching": Suite("One matching against its floor", matching.results),
+    "loops": Suite("Against plain loops", loops.results),
+    "shortcuts": Suite("Savings, one by one", shortcuts.results),
+    "runs": Suite("Whole merges as processes", processes.run_results),
+    "memory": Suite("Peak memory, small files", memory.results),
+    "matching-slow": Suite(
+        "One matching against its floor, more clients", matching.slow_results, is_slow=True
+    ),
+    "loops-slow": Suite("Against plain loops, more work", loops.slow_results, is_slow=True),
+    "memory-slow": Suite("Peak memory, 400 MB files", memory.slow_results, is_slow=True),
+    "wide": Suite("One very wide layer", wide.slow_results, is_slow=True),
+}

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from fedmerge.errors import CheckpointError as CheckpointError
     from fedmerge.errors import FedmergeError as FedmergeError
     from fedmerge.errors import MatchingError as MatchingError
+    from fedmerge.errors import TrainingError as TrainingError
     from fedmerge.errors import UnsafeCheckpointError as UnsafeCheckpointError
     from fedmerge.errors import UsageError as UsageError
     from fedmerge.types.plans import Plan as Plan
@@ -22,7 +23,15 @@ if TYPE_CHECKING:
     from fedmerge.workflow.match import match as match
     from fedmerge.workflow.match import plan as plan
     from fedmerge.workflow.merge import Merge as Merge
+    from fedmerge.workflow.models import ModelCode as ModelCode
     from fedmerge.workflow.options import MatchOptions as MatchOptions
+    from fedmerge.workflow.retrain.options import Preparation as Preparation
+    from fedmerge.workflow.retrain.options import RetrainOptions as RetrainOptions
+    from fedmerge.workflow.retrain.options import TrainSettings as TrainSettings
+    from fedmerge.workflow.retrain.result import Retrained as Retrained
+    from fedmerge.workflow.retrain.retrain import retrain as retrain
+    from fedmerge.workflow.retrain.running import RetryPolicy as RetryPolicy
+    from fedmerge.workflow.retrain.running import Running as Running
     from fedmerge.workflow.verify import Verification as Verification
     from fedmerge.workflow.verify import verify as verify
 
@@ -33,8 +42,16 @@ _HOMES = {
     "MatchOptions": "workflow.options",
     "MatchingError": "errors",
     "Merge": "workflow.merge",
+    "ModelCode": "workflow.models",
     "Plan": "types.plans",
+    "Preparation": "workflow.retrain.options",
     "ReadOptions": "checkpoint",
+    "RetrainOptions": "workflow.retrain.options",
+    "Retrained": "workflow.retrain.result",
+    "RetryPolicy": "workflow.retrain.running",
+    "Running": "workflow.retrain.running",
+    "TrainSettings": "workflow.retrain.options",
+    "TrainingError": "errors",
     "UnsafeCheckpointError": "errors",
     "UsageError": "errors",
     "Verification": "workflow.verify",
@@ -42,6 +59,7 @@ _HOMES = {
     "load_model": "workflow.load",
     "match": "workflow.match",
     "plan": "workflow.match",
+    "retrain": "workflow.retrain.retrain",
     "verify": "workflow.verify",
 }
 

@@ -9,7 +9,9 @@ from typing import Annotated
 import typer
 
 from fedmerge import __version__
+from fedmerge.cli import data_options as data_opt
 from fedmerge.cli import options as opt
+from fedmerge.cli import training_options as train
 from fedmerge.cli.terminal import Terminal
 from fedmerge.errors import UsageError
 
@@ -44,6 +46,7 @@ def match(
     clients: opt.Clients,
     output: opt.MergedOutput = Path("global.pt"),
     force: opt.Force = False,
+    shard_size: opt.ShardSize = None,
     dtype: opt.Dtype = None,
     dry_run: opt.DryRun = False,
     method: opt.Method = None,
@@ -84,6 +87,183 @@ def match(
     given = locals()
     _use_threads(threads)
     from fedmerge.cli import match as command
+
+    command.run(given, Terminal(json, quiet, verbose))
+
+
+@app.command()
+def retrain(
+    shards: train.Shards,
+    model: opt.RequiredModel,
+    clients: opt.OptionalClients = None,
+    output: opt.MergedOutput = Path("global.pt"),
+    force: opt.Force = False,
+    dtype: opt.Dtype = None,
+    dry_run: train.RetrainDryRun = False,
+    data: train.EvaluationData = None,
+    task: train.Task = None,
+    normalize: train.Normalize = None,
+    channels_last: train.ChannelsLast = False,
+    method: train.RetrainMethod = None,
+    passes: train.Passes = None,
+    rounds: train.Rounds = None,
+    mu: train.Mu = None,
+    init: train.Init = None,
+    init_epochs: train.InitEpochs = None,
+    epochs: train.Epochs = None,
+    batch_size: train.BatchSize = None,
+    optimizer: train.Optimizer = None,
+    learning_rate: train.LearningRate = None,
+    momentum: train.Momentum = None,
+    weight_decay: train.WeightDecay = None,
+    clip_norm: train.ClipNorm = None,
+    mixed_precision: train.MixedPrecision = False,
+    partial_weight_decay: train.PartialWeightDecay = None,
+    last_rate_factor: train.LastRateFactor = None,
+    last_epochs_factor: train.LastEpochsFactor = None,
+    last_weight_decay: train.LastWeightDecay = None,
+    engine: train.Engine = None,
+    workers: train.Workers = None,
+    device: train.TrainingDevice = "auto",
+    threads_per_client: train.ThreadsPerClient = None,
+    client_timeout: train.ClientTimeout = None,
+    retries: train.Retries = None,
+    min_clients: train.MinClients = None,
+    work_dir: train.WorkDir = None,
+    resume: train.Resume = False,
+    events: train.Events = None,
+    preset: opt.Preset = None,
+    match_threshold: opt.MatchThreshold = None,
+    max_growth: opt.MaxGrowth = None,
+    gamma: opt.Gamma = None,
+    sigma: opt.Sigma = None,
+    sigma0: opt.Sigma0 = None,
+    sweeps: opt.Sweeps = None,
+    seed: opt.Seed = None,
+    solver: opt.Solver = None,
+    tie_breaker: opt.TieBreaker = None,
+    client_weight: opt.ClientWeight = None,
+    class_counts: opt.ClassCounts = None,
+    keep: opt.Keep = None,
+    plan: opt.PlanFile = None,
+    model_arg: opt.ModelArg = None,
+    input_shape: opt.InputShape = None,
+    input_dtype: opt.InputDtype = None,
+    state: opt.State = None,
+    match_by_order: opt.MatchByOrder = False,
+    key: opt.Key = None,
+    weights: opt.Weights = None,
+    allow_global: opt.AllowGlobal = None,
+    threads: opt.Threads = None,
+    config: opt.Config = None,
+    json: opt.Json = False,
+    quiet: opt.Quiet = False,
+    verbose: opt.Verbose = False,
+) -> None:
+    """Train and match clients layer by layer on their own data, in rounds."""
+    given = locals()
+    _use_threads(threads)
+    from fedmerge.cli import retrain as command
+
+    raise typer.Exit(command.run(given, Terminal(json, quiet, verbose)))
+
+
+@app.command("eval")
+def evaluate(
+    models: opt.Clients,
+    model: opt.RequiredModel,
+    data: data_opt.RequiredData,
+    task: train.Task = None,
+    normalize: train.Normalize = None,
+    channels_last: train.ChannelsLast = False,
+    batch_size: data_opt.EvaluationBatch = None,
+    model_arg: opt.ModelArg = None,
+    key: opt.Key = None,
+    weights: opt.Weights = None,
+    allow_global: opt.AllowGlobal = None,
+    device: opt.Device = "auto",
+    threads: opt.Threads = None,
+    json: opt.Json = False,
+    quiet: opt.Quiet = False,
+    verbose: opt.Verbose = False,
+) -> None:
+    """Measure models on data: loss, accuracy, or what your own task measures."""
+    given = locals()
+    _use_threads(threads)
+    from fedmerge.cli import eval as command
+
+    command.run(given, Terminal(json, quiet, verbose))
+
+
+@app.command()
+def compare(
+    clients: opt.Clients,
+    model: opt.RequiredModel,
+    data: data_opt.RequiredData,
+    merged: data_opt.Global = None,
+    task: train.Task = None,
+    normalize: train.Normalize = None,
+    channels_last: train.ChannelsLast = False,
+    batch_size: data_opt.EvaluationBatch = None,
+    preset: opt.Preset = None,
+    match_threshold: opt.MatchThreshold = None,
+    max_growth: opt.MaxGrowth = None,
+    gamma: opt.Gamma = None,
+    sigma: opt.Sigma = None,
+    sigma0: opt.Sigma0 = None,
+    sweeps: opt.Sweeps = None,
+    refine: opt.Refine = None,
+    seed: opt.Seed = None,
+    solver: opt.Solver = None,
+    tie_breaker: opt.TieBreaker = None,
+    client_weight: opt.ClientWeight = None,
+    class_counts: opt.ClassCounts = None,
+    keep: opt.Keep = None,
+    plan: opt.PlanFile = None,
+    model_arg: opt.ModelArg = None,
+    input_shape: opt.InputShape = None,
+    input_dtype: opt.InputDtype = None,
+    state: opt.State = None,
+    match_by_order: opt.MatchByOrder = False,
+    key: opt.Key = None,
+    weights: opt.Weights = None,
+    allow_global: opt.AllowGlobal = None,
+    dtype: opt.Dtype = None,
+    device: opt.Device = "auto",
+    threads: opt.Threads = None,
+    config: opt.Config = None,
+    json: opt.Json = False,
+    quiet: opt.Quiet = False,
+    verbose: opt.Verbose = False,
+) -> None:
+    """Measure clients, their average, ensemble and match, and merged files, in one table."""
+    given = locals()
+    _use_threads(threads)
+    from fedmerge.cli import compare as command
+
+    command.run(given, Terminal(json, quiet, verbose))
+
+
+@app.command()
+def partition(
+    data: data_opt.DataSet,
+    output: data_opt.ShardFolder = Path("shards"),
+    force: opt.Force = False,
+    clients: data_opt.NumberOfClients = None,
+    dirichlet: data_opt.Dirichlet = None,
+    homogeneous: data_opt.Homogeneous = False,
+    by: data_opt.By = None,
+    min_samples: data_opt.MinSamples = None,
+    seed: data_opt.SplitSeed = None,
+    normalize: train.Normalize = None,
+    channels_last: train.ChannelsLast = False,
+    json: opt.Json = False,
+    quiet: opt.Quiet = False,
+    verbose: opt.Verbose = False,
+) -> None:
+    """Split a data set into one ready shard per client: evenly, skewed, or by a column."""
+    given = locals()
+    from fedmerge.cli import partition as command
 
     command.run(given, Terminal(json, quiet, verbose))
 
@@ -162,6 +342,7 @@ def convert(
     file: opt.File,
     output: opt.Output,
     force: opt.Force = False,
+    shard_size: opt.ShardSize = None,
     dtype: opt.Dtype = None,
     key: opt.Key = None,
     weights: opt.Weights = None,

@@ -18,6 +18,8 @@ def load_config(context: typer.Context, path: Path | None) -> Path | None:
         values = _read(path)
         try:
             is_record = {"options", "sources", "plan"} <= values.keys()
+            if is_record and context.command.name == "retrain":
+                values = _with_rounds(values)
             defaults = _from_record(values, path.parent) if is_record else _from_options(values)
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise UsageError(f"--config {path.name} is damaged: {error!r}") from None
@@ -41,7 +43,7 @@ def _listed(defaults: Mapping[str, Any], context: typer.Context) -> dict[str, An
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        if path.suffix == ".safetensors":
+        if path.name.endswith((".safetensors", ".index.json")):
             from fedmerge.checkpoint import read_record
 
             return read_record(path)
@@ -70,18 +72,22 @@ def _from_options(values: Mapping[str, Any]) -> dict[str, Any]:
     return {name: _as_argument(value) for name, value in given.items() if value is not None}
 
 
+def _with_rounds(record: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a record with the options of its rounds, if it has any, among the others."""
+    rounds = record.get("retrain", {}).get("options", {"method": None})
+    return {**record, "options": {**record["options"], **rounds}}
+
+
 def _from_record(record: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     """Return the options, the plan and the clients of a recorded merge.
 
     The clients are looked for, beside the record, only if the command line names none.
     """
     options = _from_options(record["options"])
-    digests = {str(folder / source["file"]): source["sha256"] for source in record["sources"]}
-    return {
-        **options,
-        "plan": json.dumps(record["plan"]),
-        "clients": lambda: _recorded_clients(digests, options),
-    }
+    files = [source for source in record["sources"] if source["file"]]  # not those in memory
+    digests = {str(folder / source["file"]): source["sha256"] for source in files}
+    clients = {"clients": lambda: _recorded_clients(digests, options)} if files else {}
+    return {**options, "plan": json.dumps(record["plan"]), **clients}
 
 
 def _recorded_clients(digests: Mapping[str, str], options: Mapping[str, Any]) -> list[str]:

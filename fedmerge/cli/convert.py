@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from fedmerge.checkpoint import written_path
 from fedmerge.cli.arguments import match_options
 from fedmerge.cli.terminal import Terminal
 from fedmerge.workflow.convert import convert
@@ -13,10 +14,15 @@ from fedmerge.workflow.convert import convert
 def run(given: Mapping[str, Any], terminal: Terminal) -> None:
     """Write what was understood of a file as a plain state dict."""
     options = match_options(given)
-    output = given["output"]
     checkpoint = convert(
-        given["file"], output, options.reading, dtype=options.dtype, force=given["force"]
+        given["file"],
+        given["output"],
+        options.reading,
+        dtype=options.dtype,
+        force=given["force"],
+        shard_size=given["shard_size"],
     )
+    output = written_path(given["output"], sharded=given["shard_size"] is not None)
     terminal.result(
         {
             "output": str(output),

@@ -59,7 +59,8 @@ def _show(inspection: Inspection, terminal: Terminal) -> None:
         groups = ", ".join(group.name for group in inspection.plan.groups)
         terminal.line(f"  understood as {inspection.plan.architecture}; units: {groups or 'none'}")
     elif inspection.unplanned is not None:
-        terminal.line(f"  not mergeable from names alone: {inspection.unplanned.problem}")
+        source = "names" if checkpoint.program is None else "its graph"
+        terminal.line(f"  not mergeable from {source} alone: {inspection.unplanned.problem}")
         terminal.line(f"  way out: {inspection.unplanned.hint}")
 
 

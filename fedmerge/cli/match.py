@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedmerge.checkpoint import check_output, record_path
+from fedmerge.checkpoint import check_output, parse_size, record_path
 from fedmerge.cli import show
 from fedmerge.cli.arguments import given_plan, match_options, model_code
 from fedmerge.cli.terminal import Terminal
@@ -24,9 +24,11 @@ def run(given: Mapping[str, Any], terminal: Terminal) -> None:
     started = time.perf_counter()
     options, plan = match_options(given), given_plan(given)
     output, device = Path(given["output"]), choose_device(given["device"])
+    shard_size = parse_size(given["shard_size"])
     paths = [path for path in expand_sources(given["clients"]) if isinstance(path, Path)]
     if not given["dry_run"]:
-        check_output(output, inputs=paths, force=given["force"])
+        sharded = shard_size is not None
+        check_output(output, inputs=paths, force=given["force"], sharded=sharded)
     clients = open_clients(paths, options.reading)
     prepared = prepare(clients, options, plan=plan, model=model_code(given))
     for client in prepared.clients:
@@ -41,7 +43,7 @@ def run(given: Mapping[str, Any], terminal: Terminal) -> None:
         return
     with terminal.progress() as progress:
         merge = merge_prepared(prepared, options, device=device, progress=progress)
-        merge.write(output, force=given["force"])
+        output = merge.write(output, force=given["force"], shard_size=shard_size)
     seconds = round(time.perf_counter() - started, 3)
     terminal.result({**merge.summary(), "output": str(output), "seconds": seconds})
     _show_merge(merge, output, paths, terminal)
@@ -63,13 +65,14 @@ def _show_merge(merge: Merge, output: Path, clients: Sequence[Path], terminal: T
     terminal.table(title, ["group", "clients", "global", "matched", "scatter"], rows)
     for line in (*_sizes(merge), *_ways_to_load(merge, output), _quality(output)):
         terminal.line(line)
-    files = (
-        [str(output)]
-        if output.suffix == ".safetensors"
-        else [str(output), str(record_path(output))]
-    )
-    terminal.line(f"wrote {' and '.join(files)}; check it with:")
+    terminal.line(f"wrote {_written(output)}; check it with:")
     terminal.line(shlex.join(["fedmerge", "verify", *map(_as_argument, [output, *clients])]))
+
+
+def _written(output: Path) -> str:
+    if output.suffix == ".json":
+        return f"{output} and the shards that it names"
+    return str(output) if output.suffix == ".safetensors" else f"{output} and {record_path(output)}"
 
 
 def _as_argument(path: Path) -> str:
@@ -108,10 +111,8 @@ def _ways_to_load(merge: Merge, output: Path) -> list[str]:
 
 
 def _quality(output: Path) -> str:
-    return (
-        "quality: unknown without data; evaluate "
-        f"{output.name} as you evaluate the clients before you use it"
-    )
+    command = f"fedmerge compare CLIENTS --global {output.name} --model M --data FILE"
+    return f"quality: unknown without data; measure it: {command}"
 
 
 def _show_prediction(prediction: Prediction, terminal: Terminal) -> None:

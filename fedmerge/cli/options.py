@@ -59,6 +59,14 @@ Dtype: TypeAlias = Annotated[
         metavar="float32|float16|bfloat16|float64",
     ),
 ]
+ShardSize: TypeAlias = Annotated[
+    str | None,
+    _option(
+        _OUT,
+        "Write safetensors files of at most this size each, and their index.",
+        metavar="2GB|500MB|1GiB",
+    ),
+]
 DryRun: TypeAlias = Annotated[
     bool, _option(_OUT, "Show groups, widths and sizes; match and write nothing.", "--dry-run")
 ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +11,19 @@ from fedmerge.cli import show
 from fedmerge.cli.arguments import given_plan, match_options, model_code
 from fedmerge.cli.terminal import Terminal
 from fedmerge.graph import plan_to_json
-from fedmerge.types.layouts import Pinned
+from fedmerge.types.layouts import Concat, Layout, Pinned, Product
 from fedmerge.types.plans import Plan
 from fedmerge.workflow.clients import open_clients
 from fedmerge.workflow.match import Prepared, prepare
+
+PINNING_OPS: Mapping[str, str] = {  # where a reason is no op's name
+    "pixels": "convolution or pooling",
+    "tokens": "embedding",
+    "triangle": "tril or triu",
+    "causal": "scaled_dot_product_attention",
+    "groups of a norm": "group_norm",
+}
+UNSAID_PARTS = frozenset({"gates", "pixels"})
 
 
 def run(given: Mapping[str, Any], terminal: Terminal) -> None:
@@ -41,26 +50,83 @@ def run(given: Mapping[str, Any], terminal: Terminal) -> None:
 
 
 def _show(prepared: Prepared, terminal: Terminal) -> None:
-    rows = []
-    for group in prepared.plan.groups:
-        own = [widths[group.name] for widths in prepared.client_widths]
-        axes = ", ".join(f"{name}[{axis}]" for name, axis in prepared.plan.axes_of(group.name))
-        rows.append([group.name, show.widths(own), "yes" if group.can_grow else group.why, axes])
-    title = f"{prepared.plan.architecture or 'plan'}: {len(rows)} groups"
-    terminal.table(title, ["group", "width", "can grow", "tensors[axis]"], rows)
-    for reason, pinned in _pinned(prepared.plan).items():
-        terminal.line(f"pinned ({reason}): {', '.join(pinned)}")
-    for tie in prepared.plan.same_width:
+    plan = prepared.plan
+    show_groups = _show_brief if terminal.is_drawn and not terminal.verbose else _show_full
+    show_groups(prepared, terminal)
+    for line in pinned_lines(plan, None if terminal.verbose else show.MOST_LISTED):
+        terminal.line(line)
+    for tie in plan.same_width:
         terminal.line(f"equally wide: {', '.join(tie)}")
-    for name in prepared.plan.kept:
+    for name in plan.kept:
         terminal.line(f"kept from {prepared.clients[0].name}: {name}")
 
 
-def _pinned(plan: Plan) -> dict[str, list[str]]:
-    """Return the axes whose order is fixed, by the reason; kernels and the like have none."""
-    found: dict[str, list[str]] = {}
+def _show_full(prepared: Prepared, terminal: Terminal) -> None:
+    """Print every group with all its axes, for other programs and for -v."""
+    rows = []
+    for group in prepared.plan.groups:
+        axes = [f"{name}[{axis}]" for name, axis in prepared.plan.axes_of(group.name)]
+        grows = "yes" if group.can_grow else group.why
+        rows.append([group.name, _widths(prepared, group.name), grows, ", ".join(axes)])
+    columns = ["group", "width", "can grow", "tensors[axis]"]
+    terminal.table(_title(prepared.plan), columns, rows)
+
+
+def _show_brief(prepared: Prepared, terminal: Terminal) -> None:
+    """Print a table that fits a terminal, then why groups can't grow, each reason once."""
+    rows, stuck = [], dict[str, list[str]]()
+    for group in prepared.plan.groups:
+        axes = sum(1 for _ in prepared.plan.axes_of(group.name))
+        grows = "yes" if group.can_grow else "no"
+        rows.append([group.name, _widths(prepared, group.name), grows, str(axes)])
+        if not group.can_grow:
+            stuck.setdefault(group.why, []).append(group.name)
+    terminal.table(_title(prepared.plan), ["group", "width", "can grow", "axes"], rows)
+    for why, names in stuck.items():
+        terminal.line(f"can't grow ({why}): {show.listed(names, show.MOST_LISTED)}")
+
+
+def _title(plan: Plan) -> str:
+    return f"{plan.architecture or 'plan'}: {len(plan.groups)} groups"
+
+
+def _widths(prepared: Prepared, group: str) -> str:
+    return show.widths([widths[group] for widths in prepared.client_widths])
+
+
+def pinned_lines(plan: Plan, most: int | None) -> Iterator[str]:
+    """Yield one line per reason with the axes whose order it fixes, or their number if many."""
+    for reason, tensors in _pinned(plan).items():
+        names = [f"{name}[{','.join(map(str, axes))}]" for name, axes in tensors.items()]
+        if most is not None and len(names) > most:
+            shown = (
+                f"{sum(map(len, tensors.values()))} axes of {len(names)} tensors (-v lists them)"
+            )
+        else:
+            shown = ", ".join(names)
+        yield f"pinned ({reason}{_op_of(reason)}): {shown}"
+
+
+def _op_of(reason: str) -> str:
+    """Return which op pinned, where the reason does not say so itself."""
+    return f", by {PINNING_OPS[reason]}" if reason in PINNING_OPS else ""
+
+
+def _pinned(plan: Plan) -> dict[str, dict[str, list[int]]]:
+    """Return the axes whose order is fixed, wholly or in part, by reason and tensor."""
+    found: dict[str, dict[str, list[int]]] = {}
     for name, tensor in plan.tensors.items():
         for axis, layout in enumerate(tensor.axes):
-            if isinstance(layout, Pinned) and layout.reason:
-                found.setdefault(layout.reason, []).append(f"{name}[{axis}]")
+            for reason in dict.fromkeys(_reasons(layout)):
+                found.setdefault(reason, {}).setdefault(name, []).append(axis)
     return found
+
+
+def _reasons(layout: Layout) -> Iterator[str]:
+    """Yield why an axis is pinned; gates and pixels beside units go without saying."""
+    match layout:
+        case Pinned(_, reason) if reason:
+            yield reason
+        case Product(children) | Concat(children):
+            inner = (reason for child in children for reason in _reasons(child))
+            yield from (reason for reason in inner if reason not in UNSAID_PARTS)

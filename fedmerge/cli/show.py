@@ -15,9 +15,40 @@ def percent(share: float) -> str:
     return f"{100 * share:.0f} %"
 
 
+def metric(value: float | None) -> str:
+    """Return a measured mean with four decimals, None as what it is.
+
+    >>> metric(0.95238), metric(None)
+    ('0.9524', 'not finite')
+    """
+    return "not finite" if value is None else f"{value:.4f}"
+
+
 def megabytes(size: int) -> str:
     """Return a size in bytes as MB."""
     return f"{size / 1e6:,.1f} MB"
+
+
+def traffic(size: int) -> str:
+    """Return a size in bytes in the unit that suits it.
+
+    >>> traffic(1280), traffic(93408), traffic(1_500_000)
+    ('1.3 kB', '93.4 kB', '1.5 MB')
+    """
+    return f"{size / 1e3:.1f} kB" if size < 1e6 else megabytes(size)
+
+
+def duration(seconds: float) -> str:
+    """Return 5025 as 1 h 23 min.
+
+    >>> duration(42.3), duration(200), duration(5025)
+    ('42 s', '3 min 20 s', '1 h 23 min')
+    """
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    if hours:
+        return f"{hours} h {minutes:02} min"
+    return f"{minutes} min {rest:02} s" if minutes else f"{rest} s"
 
 
 def widths(clients: Sequence[int]) -> str:
@@ -32,3 +63,14 @@ def widths(clients: Sequence[int]) -> str:
 def shape(lengths: Sequence[int]) -> str:
     """Return (20, 1, 5, 5) as 20×1×5×5."""
     return "×".join(map(str, lengths)) or "scalar"
+
+
+def listed(names: Sequence[str], most: int) -> str:
+    """Return names with commas between them, the first `most` of them if they are more.
+
+    >>> listed(["a", "b", "c", "d"], 2)
+    'a, b and 2 more'
+    """
+    if len(names) <= most + 1:
+        return ", ".join(names)
+    return f"{', '.join(names[:most])} and {len(names) - most} more"

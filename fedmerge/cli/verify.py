@@ -40,6 +40,8 @@ def run(given: Mapping[str, Any], terminal: Terminal) -> int:
         terminal.line(f"recomputed from its {found.recomputed} clients: equal")
         if model is not None:
             terminal.line("every client's outputs are the same in the global layout")
+    elif found.is_trained:
+        terminal.line("not recomputed: its tensors were trained in rounds")
     else:
         terminal.line("not recomputed: give the clients' files to do that")
     return 0

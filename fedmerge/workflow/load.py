@@ -8,7 +8,8 @@ from typing import TypeVar
 
 from torch import nn
 
-from fedmerge.checkpoint import ReadOptions, open_checkpoint
+from fedmerge.checkpoint import Checkpoint, ReadOptions, open_checkpoint
+from fedmerge.errors import ArchitectureError
 from fedmerge.graph.resize import resize_module
 from fedmerge.workflow.models import model_names
 
@@ -22,11 +23,33 @@ def load_model(
 
     `build` returns the model at its usual widths; the file alone says how wide it is now.
     """
-    checkpoint = open_checkpoint(Path(path), options or ReadOptions())
+    return load_checkpoint(build, open_checkpoint(Path(path), options or ReadOptions()))
+
+
+def load_checkpoint(build: Callable[[], Module], checkpoint: Checkpoint) -> Module:
+    """Build the user's model at the widths of an opened checkpoint and load its tensors."""
     module = build()
     names = model_names(checkpoint, module)
     shapes = {names[name]: info.shape for name, info in checkpoint.tensors.items()}
-    resize_module(module, shapes)
+    try:
+        resize_module(module, shapes)
+        _check_kernels(module)
+    except ArchitectureError as error:
+        raise ArchitectureError(f"{checkpoint.name}: {error.problem}", error.hint) from error
     state = {names[name]: checkpoint.read_torch(name) for name in checkpoint.tensors}
     module.load_state_dict(state)
     return module
+
+
+def _check_kernels(module: nn.Module) -> None:
+    """Refuse kernels of other sizes than the code's: no width, so padding would not follow."""
+    for name, layer in module.named_modules():
+        if not isinstance(layer, nn.modules.conv._ConvNd):
+            continue
+        found, expected = tuple(layer.weight.shape[2:]), tuple(layer.kernel_size)
+        if found != expected:
+            shown = ("×".join(map(str, sizes)) for sizes in (found, expected))
+            raise ArchitectureError(
+                "'{}.weight' has a {} kernel in the file and {} in the model".format(name, *shown),
+                "build the model whose checkpoints were merged",
+            )

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fedmerge.checkpoint import Checkpoint, check_output
+from fedmerge.checkpoint import Checkpoint, check_output, parse_size
 from fedmerge.errors import ArchitectureError
 from fedmerge.matching import GroupMatching, SearchOptions
 from fedmerge.types.arrays import IntArray
@@ -63,20 +63,22 @@ def match(
     model: ModelCode | None = None,
     output: str | Path | None = None,
     force: bool = False,
+    shard_size: str | int | None = None,
     device: str = "cpu",
     progress: Progress = silent,
 ) -> Merge:
     """Merge clients (paths, folders, globs or state dicts) and write the result if asked to."""
     options = options or MatchOptions()
+    sharded = parse_size(shard_size) is not None
     expanded = expand_sources(sources)
     if output is not None:
         inputs = [source for source in expanded if isinstance(source, Path)]
-        check_output(Path(output), inputs=inputs, force=force)
+        check_output(Path(output), inputs=inputs, force=force, sharded=sharded)
     clients = open_clients(expanded, options.reading)
     prepared = prepare(clients, options, plan=plan, model=model)
     merge = merge_prepared(prepared, options, device=device, progress=progress)
     if output is not None:
-        merge.write(output, force=force)
+        merge.write(output, force=force, shard_size=shard_size)
     return merge
 
 
@@ -104,6 +106,8 @@ def prepare(
     kept = keep_matches(options.keep, clients[0])
     if model is not None:
         plan = _plan_with_code(model, clients[0], plan, seed=options.seed)
+    elif plan is None and clients[0].program is not None:
+        plan = _plan_of_program(clients[0], seed=options.seed)
     aligned = align_names(clients, by_order=options.match_by_order, keep=options.keep)
     planned, client_widths = plan_clients(aligned, options.chain, given=plan, kept=kept)
     if options.dtype is None:
@@ -130,12 +134,16 @@ def _plan_with_code(model: ModelCode, client: Checkpoint, given: Plan | None, *,
     return given
 
 
-def merge_prepared(
-    prepared: Prepared, options: MatchOptions, *, device: str, progress: Progress
-) -> Merge:
-    """Match every group, and decide the global model from the assignments."""
+def _plan_of_program(client: Checkpoint, *, seed: int) -> Plan:
+    from fedmerge.workflow.models import plan_program  # other files do without
+
+    return plan_program(client, seed=seed)
+
+
+def problem_of(prepared: Prepared, options: MatchOptions, *, device: str) -> Problem:
+    """Return what there is to be matched: prepared clients, and how they are searched."""
     dials = prepared.dials
-    problem = Problem(
+    return Problem(
         clients=prepared.aligned,
         plan=prepared.plan,
         client_widths=prepared.client_widths,
@@ -147,6 +155,13 @@ def merge_prepared(
         seed=options.seed,
         kept_parameters=prepared.kept_parameters,
     )
+
+
+def merge_prepared(
+    prepared: Prepared, options: MatchOptions, *, device: str, progress: Progress
+) -> Merge:
+    """Match every group, and decide the global model from the assignments."""
+    problem = problem_of(prepared, options, device=device)
     solution = _line_up(prepared) if options.method == "average" else solve(problem, progress)
     matched = {group: matching.width for group, matching in solution.matchings.items()}
     widths = equal_widths(matched, prepared.plan.same_width)

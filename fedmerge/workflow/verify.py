@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -33,6 +33,7 @@ class Verification:
     tensors: int
     recomputed: int  # how many clients the global tensors were recomputed from; 0: none given
     differences: tuple[str, ...]
+    is_trained: bool = field(default=False, repr=False)  # its tensors don't follow from clients
 
     @property
     def ok(self) -> bool:
@@ -65,8 +66,9 @@ def verify(
         differences += _client_differences(record, clients, progress)
         if model is not None and not differences:
             differences += _output_differences(record, clients, model)
-    recomputed = len(record.sources) if recompute and not differences else 0
-    return Verification(len(record.tensors), recomputed, tuple(differences))
+    recomputed = recompute and not differences and not record.is_trained
+    clients_used = len(record.sources) if recomputed else 0
+    return Verification(len(record.tensors), clients_used, tuple(differences), record.is_trained)
 
 
 def _tensor_differences(checkpoint: Checkpoint, record: MergeRecord) -> Iterator[str]:
@@ -199,6 +201,8 @@ def _recomputed_differences(
     merge = _replayed(record, prepared)
     if (merge.parameters(merge.widths), merge.growth) != (record.parameters, record.growth):
         yield "the recorded parameters or growth are not those of the recorded widths"
+    if record.is_trained:
+        return
     for number, (name, info) in enumerate(merge.tensors.items()):
         progress("recomputing", number, len(merge.tensors))
         written = merge.clients[0].output_name(name)

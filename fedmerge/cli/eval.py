@@ -1,0 +1,49 @@
+"""`fedmerge eval`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from fedmerge.cli import show
+from fedmerge.cli.arguments import match_options, model_code
+from fedmerge.cli.scores import cells, evaluating, evaluation_options, headings, metric_names
+from fedmerge.cli.terminal import Terminal
+from fedmerge.workflow.evaluate import evaluate
+
+_PLANNING = ("input_shape", "input_dtype", "state")  # of a model's plan, which nothing needs here
+
+
+def run(given: Mapping[str, Any], terminal: Terminal) -> None:
+    """Evaluate every model and show them in one table."""
+    code = model_code({**dict.fromkeys(_PLANNING), **given})
+    assert code is not None, "--model is required"
+    options = evaluation_options(given)
+    with evaluating(terminal) as progress:
+        scores = evaluate(
+            given["models"],
+            given["data"],
+            model=code,
+            options=options,
+            reading=match_options(given).reading,
+            progress=progress,
+        )
+    terminal.result(
+        {
+            "data": given["data"],
+            "task": options.task,
+            "models": [score.to_json() for score in scores],
+        }
+    )
+    metrics = metric_names(score.evaluation for score in scores)
+    rows = [
+        [
+            score.model,
+            *cells(score.evaluation, metrics),
+            show.count(score.evaluation.samples),
+            show.count(score.parameters),
+        ]
+        for score in scores
+    ]
+    columns = ["model", *headings(metrics), "samples", "parameters"]
+    terminal.table(f"{options.task} on {given['data']}", columns, rows)

@@ -1,0 +1,149 @@
+"""`fedmerge retrain`."""
+
+from __future__ import annotations
+
+import shlex
+import signal
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from fedmerge.cli import show
+from fedmerge.cli.arguments import given_plan, match_options, model_code
+from fedmerge.cli.match import _as_argument, _sizes, _ways_to_load, _written
+from fedmerge.cli.retrain_progress import listening
+from fedmerge.cli.terminal import Terminal
+from fedmerge.workflow.retrain.options import retrain_options
+from fedmerge.workflow.retrain.predict import RetrainPrediction, predict_run
+from fedmerge.workflow.retrain.prepare import Run, prepare_run
+from fedmerge.workflow.retrain.result import Retrained
+from fedmerge.workflow.retrain.retrain import check_retrained_output, run_prepared
+from fedmerge.workflow.retrain.running import Running, running_options
+from fedmerge.workflow.retrain.state import WorkDir
+
+CLIENTS_MISSING = 5
+
+
+def run(given: Mapping[str, Any], terminal: Terminal) -> int:
+    """Run the rounds, write the global model, and return the exit code."""
+    started = time.perf_counter()
+    running, output = running_options(given), Path(given["output"])
+    work_dir = WorkDir(given["work_dir"] or output.with_name(output.name + ".work"))
+    if not given["dry_run"]:
+        _check_places(given, output, work_dir)
+    with _stopping(terminal):
+        prepared = _prepared(given, running, terminal)
+        if given["dry_run"]:
+            _show_prediction(predict_run(prepared), terminal)
+            return 0
+        with listening(given["events"], terminal, given["resume"]) as hear:
+            retrained = run_prepared(
+                prepared,
+                data=given["data"],
+                work_dir=work_dir,
+                output=output,
+                running=running,
+                hear=hear,
+            )
+            retrained.write(output, force=True)  # what it may overwrite was decided before
+    seconds = round(time.perf_counter() - started, 3)
+    terminal.result({**retrained.summary(), "output": str(output), "seconds": seconds})
+    _show_retrained(retrained, output, terminal)
+    return CLIENTS_MISSING if retrained.missing else 0
+
+
+def _check_places(given: Mapping[str, Any], output: Path, work_dir: WorkDir) -> None:
+    """Refuse an output or a work dir that must not be written, before any work."""
+    check_retrained_output(
+        output,
+        given["clients"] or [],
+        given["shards"],
+        data=given["data"],
+        force=given["force"],
+        work_dir=work_dir if given["resume"] else None,
+    )
+    if not given["resume"]:
+        work_dir.check_empty()
+
+
+def _prepared(given: Mapping[str, Any], running: Running, terminal: Terminal) -> Run:
+    """Open clients and shards, and say what there is to say about them."""
+    code = model_code(given)
+    assert code is not None, "--model is required"
+    prepared = prepare_run(
+        given["clients"] or [],
+        given["shards"],
+        retrain_options(given, match_options({**given, "method": None})),
+        model=code,
+        plan=given_plan(given),
+        data=given["data"],
+        device=running.devices[0],
+    )
+    for note in prepared.notes:
+        terminal.note(f"note: {note}")
+    for warning in prepared.warnings:
+        terminal.warn(warning)
+    return prepared
+
+
+@contextmanager
+def _stopping(terminal: Terminal) -> Iterator[None]:
+    """Let SIGTERM stop the run as Ctrl-C does, and say how to go on."""
+
+    def interrupt(number: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    except KeyboardInterrupt:
+        terminal.note("stopped; the same command with --resume goes on after the last full round")
+        raise
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _show_retrained(retrained: Retrained, output: Path, terminal: Terminal) -> None:
+    names = ", ".join(client.name for client in retrained.clients)
+    title = f"{retrained.retraining.method} with {len(retrained.clients)} clients ({names})"
+    metrics = list(dict.fromkeys(m for e in retrained.rounds for m in e.metrics or {}))
+    rows = [
+        [
+            str(entry.number),
+            entry.layer,
+            "" if entry.loss is None else f"{entry.loss:.4f}",
+            *(show.metric(entry.metrics[m]) if entry.metrics else "" for m in metrics),
+            show.traffic(entry.bytes_up),
+            show.traffic(entry.bytes_down),
+            ", ".join(entry.missing),
+        ]
+        for entry in retrained.rounds
+    ]
+    columns = ["round", "layer", "local loss", *metrics, "up", "down", "missing"]
+    terminal.table(title, columns, rows)
+    for line in (*_sizes(retrained), *_ways_to_load(retrained, output), *_absences(retrained)):
+        terminal.line(line)
+    terminal.line(f"wrote {_written(output)}; check it with:")
+    terminal.line(shlex.join(["fedmerge", "verify", _as_argument(output)]))
+
+
+def _absences(retrained: Retrained) -> Sequence[str]:
+    return [
+        f"round {number} was done without {', '.join(f'{n} ({why})' for n, why in names.items())}"
+        for number, names in retrained.missing.items()
+    ]
+
+
+def _show_prediction(prediction: RetrainPrediction, terminal: Terminal) -> None:
+    terminal.result({"dry_run": True, **prediction.to_json()})
+    groups = prediction.merge.groups
+    rows = [[g.name, show.widths(g.client_widths), f"{g.narrowest} to {g.widest}"] for g in groups]
+    terminal.table("dry run: nothing is trained or written", ["group", "clients", "global"], rows)
+    fewest = show.count(prediction.merge.fewest_parameters)
+    terminal.line(f"parameters: {fewest} to {show.count(prediction.merge.most_parameters)}")
+    terminal.line(f"rounds: {len(prediction.rounds)} ({show.listed(prediction.rounds, 8)})")
+    terminal.line(f"epochs of each client: {prediction.epochs}")
+    up, down = show.traffic(prediction.bytes_up), show.traffic(prediction.bytes_down)
+    terminal.line(f"to exchange if no layer grows: {up} up, {down} down")

@@ -1,0 +1,172 @@
+"""`eval`: how well models do on data."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch import nn
+
+from fedmerge.checkpoint import Checkpoint, ReadOptions, expand_paths
+from fedmerge.errors import UsageError
+from fedmerge.training import (
+    EVALUATION_BATCH,
+    EVALUATION_KEYS,
+    EnsembleEvaluation,
+    LearningTask,
+    Preparation,
+    Shard,
+    evaluate_ensemble,
+    find_task,
+    parse_normalize,
+    read_shard,
+    seeded,
+)
+from fedmerge.training import Evaluation as Evaluation  # also ours to hand out
+from fedmerge.training import evaluate as evaluate_model
+from fedmerge.types.progress import Progress, silent
+from fedmerge.workflow.clients import open_clients
+from fedmerge.workflow.load import load_checkpoint
+from fedmerge.workflow.models import ModelCode
+from fedmerge.workflow.retrain.training import EVALUATION
+
+SEED = 0  # of models that draw numbers when they are run
+PROBE_BATCH = 2  # samples that a model is planned with
+
+
+@dataclass(frozen=True)
+class EvaluationOptions:
+    """What the data mean, how samples reach the model, and where that runs."""
+
+    task: str = "classification"
+    preparation: Preparation = field(default_factory=Preparation)
+    batch_size: int = EVALUATION_BATCH
+    device: str = "cpu"
+
+    def __post_init__(self) -> None:
+        if self.batch_size < 1:
+            raise UsageError(f"--batch-size is {self.batch_size}, expected a whole number from 1")
+
+
+def given_preparation(normalize: str | None, channels_last: bool) -> Preparation:
+    """Return how samples are prepared, from the values of a command line."""
+    mean, std = ((), ()) if normalize is None else parse_normalize(normalize)
+    return Preparation(mean, std, channels_last)
+
+
+@dataclass(frozen=True)
+class Judge:
+    """The data and the task by which models are compared."""
+
+    shard: Shard
+    task: LearningTask
+    options: EvaluationOptions
+
+    def evaluate(self, code: ModelCode, checkpoint: Checkpoint) -> Evaluation:
+        """Return how well a checkpoint does in the user's model, at the checkpoint's widths."""
+        with self._seeded():
+            return evaluate_model(
+                load_checkpoint(code.build, checkpoint),
+                self.shard,
+                self.task,
+                device=self.options.device,
+                batch_size=self.options.batch_size,
+            )
+
+    def evaluate_together(
+        self,
+        code: ModelCode,
+        clients: Sequence[Checkpoint],
+        *,
+        weights: Sequence[float],
+        progress: Progress = silent,
+    ) -> EnsembleEvaluation:
+        """Return how well clients do alone, and the mean of their outputs."""
+
+        def build(number: int) -> nn.Module:
+            progress("evaluating clients", number, len(clients))
+            return load_checkpoint(code.build, clients[number])
+
+        builds: list[Callable[[], nn.Module]] = [partial(build, k) for k in range(len(clients))]
+        with self._seeded():
+            found = evaluate_ensemble(
+                builds,
+                self.shard,
+                self.task,
+                weights=weights,
+                device=self.options.device,
+                batch_size=self.options.batch_size,
+            )
+        progress("evaluating clients", len(clients), len(clients))
+        return found
+
+    def with_inputs(self, code: ModelCode) -> ModelCode:
+        """Return the model code with the shape and type of the samples as its input."""
+        if code.input_shapes:
+            return code
+        x, _ = self.shard.batch(np.zeros(PROBE_BATCH, dtype=np.int64), "cpu")
+        dtype = "float32" if x.is_floating_point() else "long"
+        return replace(code, input_shapes=(tuple(x.shape),), input_dtypes=(dtype,))
+
+    def _seeded(self) -> AbstractContextManager[None]:
+        return seeded(SEED, self.options.device)
+
+
+def open_judge(data: str | Path, options: EvaluationOptions) -> Judge:
+    """Return the data and the task, before any model is opened."""
+    task = find_task(options.task)
+    shard = read_shard(
+        data, client=EVALUATION, keys=EVALUATION_KEYS, preparation=options.preparation
+    )
+    return Judge(shard, task, options)
+
+
+@dataclass(frozen=True)
+class Score:
+    """How well one model does, and how large it is."""
+
+    model: str
+    parameters: int
+    evaluation: Evaluation
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the score as `--json` prints it."""
+        return {
+            "model": self.model,
+            "loss": self.evaluation.loss,
+            "metrics": dict(self.evaluation.metrics),
+            "samples": self.evaluation.samples,
+            "parameters": self.parameters,
+        }
+
+
+def evaluate(
+    sources: Sequence[str | Path],
+    data: str | Path,
+    *,
+    model: ModelCode,
+    options: EvaluationOptions | None = None,
+    reading: ReadOptions | None = None,
+    progress: Progress = silent,
+) -> list[Score]:
+    """Evaluate checkpoints (paths, folders or globs), each in the user's model at its widths."""
+    judge = open_judge(data, options or EvaluationOptions())
+    checkpoints = open_clients(expand_paths(sources), reading or ReadOptions())
+    scores = []
+    for number, checkpoint in enumerate(checkpoints):
+        progress("evaluating", number, len(checkpoints))
+        found = judge.evaluate(model, checkpoint)
+        scores.append(Score(checkpoint.name, count_floats(checkpoint), found))
+    progress("evaluating", len(checkpoints), len(checkpoints))
+    return scores
+
+
+def count_floats(checkpoint: Checkpoint) -> int:
+    """Return how many floating-point numbers a checkpoint holds, tied ones once."""
+    own = (i for name, i in checkpoint.tensors.items() if name not in checkpoint.aliases)
+    return sum(info.size for info in own if info.is_float)

@@ -1,0 +1,1 @@
+"""Rounds with the clients' data: FedMA, with communication, and the baselines."""

@@ -1,0 +1,223 @@
+"""What a run starts from: the clients' models, and the shards that they train on."""
+
+from __future__ import annotations
+
+import glob
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fedmerge.checkpoint import (
+    Checkpoint,
+    client_names,
+    from_state_dict,
+    open_checkpoint,
+    read_record,
+    to_torch,
+)
+from fedmerge.errors import CheckpointError, UsageError
+from fedmerge.references import is_reference
+from fedmerge.training import (
+    Preparation,
+    count_classes,
+    derived_seed,
+    find_task,
+    pair_shards,
+    read_shard,
+    seeded,
+)
+from fedmerge.training.shards import _natural
+from fedmerge.types.assignments import Assignment
+from fedmerge.types.plans import Plan
+from fedmerge.workflow.clients import Source, expand_sources, open_clients
+from fedmerge.workflow.models import ModelCode
+from fedmerge.workflow.record import record_from_json
+from fedmerge.workflow.retrain.fedma import local_arrays
+from fedmerge.workflow.retrain.options import RetrainOptions
+
+SHARD_SUFFIXES = (".npz", ".pt", ".pth", ".safetensors")
+_CHUNK = 1 << 20
+
+
+@dataclass(frozen=True)
+class ShardEntry:
+    """One client's data: where it is, and what the server may know of it."""
+
+    client: str
+    source: str  # a file, or the user's function by reference
+    samples: int
+    class_counts: tuple[int, ...] | None
+    sha256: str  # of the file; of a function's reference
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what the record says of it: no folders."""
+        is_file = not is_reference(self.source)
+        file = Path(self.source).name if is_file else self.source
+        counts = None if self.class_counts is None else list(self.class_counts)
+        return {
+            "client": self.client,
+            "file": file,
+            "sha256": self.sha256,
+            "samples": self.samples,
+            "class_counts": counts,
+        }
+
+
+@dataclass(frozen=True)
+class Start:
+    """The clients' models before the first round."""
+
+    clients: Sequence[Checkpoint]
+    is_trained: bool  # the first exchange needs no training before it
+    is_initial: bool  # nobody trained them yet
+    plan: Plan | None = None  # known from a record
+    continued: str | None = None  # SHA-256 of the merged file that they were cut out of
+
+
+def open_start(
+    sources: Sequence[Source], shards: Sequence[str], model: ModelCode, options: RetrainOptions
+) -> Start:
+    """Return the given checkpoints; the clients of one merged file; or freshly built models."""
+    if not sources:
+        return _initial_clients(shards, model, options)
+    expanded = expand_sources(sources, least=1)
+    if len(expanded) == 1 and isinstance(expanded[0], Path):
+        return _continued(expanded[0], options)
+    clients = open_clients(expand_sources(sources), options.matching.reading)
+    return Start(clients, is_trained=True, is_initial=False)
+
+
+def _initial_clients(shards: Sequence[str], model: ModelCode, options: RetrainOptions) -> Start:
+    """Return one model per shard, as the user's code builds it."""
+    if any(map(is_reference, shards)):
+        raise UsageError(
+            "shards from a function say nothing about the clients' names",
+            "give checkpoints whose names the function is called with",
+        )
+    if len(shards) < 2:
+        raise UsageError(f"at least 2 clients are needed, got {len(shards)} shards")
+    names = client_names([Path(shard) for shard in shards])
+    clients = []
+    for name in names:
+        path = ("shared",) if options.init == "shared" else ("client", name)
+        with seeded(derived_seed(options.seed, "init", *path)):
+            state = model.build().state_dict()
+        clients.append(from_state_dict(state, name=name))
+    return Start(clients, is_trained=False, is_initial=True)
+
+
+def _continued(path: Path, options: RetrainOptions) -> Start:
+    """Return the clients of a merged file at their own widths, cut out of the global model."""
+    try:
+        value = read_record(path)
+    except CheckpointError as error:
+        raise UsageError(
+            f"{path}: one client alone, and {error.problem.rpartition(': ')[2]}",
+            "give two or more checkpoints, or a file that `match` or `retrain` wrote",
+        ) from None
+    record = record_from_json(value, source=path.name)
+    merged = open_checkpoint(path, options.matching.reading)
+    arrays = {name: merged.read(name) for name in merged.tensors}
+    widths = {entry.name: entry.width for entry in record.groups}
+    clients = []
+    for source in record.sources:
+        units = record.assignments[source.name]
+        placement = {group: Assignment(indices, widths[group]) for group, indices in units.items()}
+        own = {**arrays, **local_arrays(arrays, record.plan, placement)}
+        clients.append(_in_memory(merged, own, source.name))
+    return Start(
+        clients,
+        is_trained=False,
+        is_initial=False,
+        plan=record.plan,
+        continued=merged.sha256(),
+    )
+
+
+def _in_memory(merged: Checkpoint, arrays: Mapping[str, Any], name: str) -> Checkpoint:
+    """Return a checkpoint with a merged file's names, ties and dtypes."""
+    tensors: dict[str, torch.Tensor] = {}
+    for own, info in merged.tensors.items():
+        first = merged.aliases.get(own, own)
+        tied = tensors.get(merged.output_name(first)) if first != own else None
+        tensors[merged.output_name(own)] = (
+            to_torch(arrays[own], info.dtype) if tied is None else tied
+        )
+    return from_state_dict(tensors, name=name)
+
+
+def expand_shards(arguments: Sequence[str | Path]) -> list[str]:
+    """Return one entry per shard: files, those of folders and globs, or a function."""
+    shards: list[str] = []
+    for argument in map(str, arguments):
+        path = Path(argument)
+        if is_reference(argument) or path.is_file():
+            shards.append(argument)
+        elif path.is_dir():
+            files = [p for p in path.iterdir() if p.suffix in SHARD_SUFFIXES and p.is_file()]
+            shards += map(str, sorted(files, key=_natural))
+        elif found := glob.glob(argument):  # noqa: PTH207 (absolute patterns too)
+            shards += sorted(found, key=_natural)
+        else:
+            raise UsageError(f"--shards {argument}: there is no such file or folder")
+    if not shards:
+        raise UsageError(
+            "--shards names no shard", f"shards end in one of {', '.join(SHARD_SUFFIXES)}"
+        )
+    return shards
+
+
+def open_shards(
+    names: Sequence[str], shards: Sequence[str], options: RetrainOptions
+) -> tuple[list[ShardEntry], str]:
+    """Return every client's shard, looked into once, and how they were paired."""
+    if len(shards) == 1 and is_reference(shards[0]):
+        pairs, why = dict.fromkeys(names, shards[0]), f"shards come from {shards[0]}"
+    else:
+        pairing = pair_shards(names, [Path(shard) for shard in shards])
+        pairs, why = {name: str(path) for name, path in pairing.shards.items()}, pairing.why
+    entries = [_shard_entry(name, pairs[name], options.task, options.preparation) for name in names]
+    return entries, why
+
+
+def _shard_entry(client: str, source: str, task: str, preparation: Preparation) -> ShardEntry:
+    shard = read_shard(source, client=client, preparation=preparation)
+    counts = count_classes(find_task(task), shard.targets)
+    return ShardEntry(
+        client,
+        source,
+        len(shard),
+        None if counts is None else tuple(counts.tolist()),
+        source_digest(source),
+    )
+
+
+def source_digest(source: str) -> str:
+    """Return the SHA-256 of a file's bytes, or of a reference's text."""
+    content = hashlib.sha256()
+    if is_reference(source):
+        content.update(source.encode())
+        return content.hexdigest()
+    with Path(source).open("rb") as file:
+        while chunk := file.read(_CHUNK):
+            content.update(chunk)
+    return content.hexdigest()
+
+
+def output_class_counts(
+    entries: Sequence[ShardEntry], outputs: set[int]
+) -> dict[str, list[int]] | None:
+    """Return every client's count per output, None where outputs are no classes."""
+    if len(outputs) != 1:
+        return None
+    [size] = outputs
+    counts: dict[str, list[int]] = {}
+    for entry in entries:
+        if entry.class_counts is None or len(entry.class_counts) > size:
+            return None
+        counts[entry.client] = [*entry.class_counts, *[0] * (size - len(entry.class_counts))]
+    return counts

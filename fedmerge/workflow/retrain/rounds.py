@@ -1,0 +1,178 @@
+"""The rounds of a run: clients train, the server decides, the state is saved."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from fedmerge.engines import Engine, Outcome, StepResult
+from fedmerge.types.work import Arrays
+from fedmerge.workflow.retrain.events import (
+    ClientFailed,
+    ClientFinished,
+    GroupMatched,
+    HearEvent,
+    RoundDone,
+    RoundStarted,
+)
+from fedmerge.workflow.retrain.federation import Exchange, Federation
+from fedmerge.workflow.retrain.history import Metrics, RoundEntry
+from fedmerge.workflow.retrain.prepare import Run
+from fedmerge.workflow.retrain.running import Running
+from fedmerge.workflow.retrain.schedule import Round
+from fedmerge.workflow.retrain.state import SavedState
+from fedmerge.workflow.retrain.traffic import CountedEngine
+
+
+@dataclass(frozen=True)
+class Rounds:
+    """How the rounds of a run are carried out, and who hears of them."""
+
+    run: Run
+    engine: Engine
+    running: Running
+    data: str | None  # what whole global models are evaluated on
+    save: Callable[[SavedState], None]
+    hear: HearEvent
+
+    def finish(self, state: SavedState) -> SavedState:
+        """Run the rounds that are left and return the state after the last."""
+        began, already = time.monotonic(), len(state.rounds)
+        for current in self.run.method.rounds[already:]:
+            federation, entry = self._round(state.federation, current)
+            state = SavedState(federation, (*state.rounds, entry))
+            self.save(state)
+            left = _seconds_left(self.run.method.rounds, already, current.number, began)
+            self.hear(_round_done(entry, len(self.run.method.rounds), left))
+        return state
+
+    def _round(self, federation: Federation, current: Round) -> tuple[Federation, RoundEntry]:
+        """Let the clients train, and decide on the models of those that delivered."""
+        began = time.monotonic()
+        self.hear(_round_started(current))
+        federation = self.run.method.begin(federation, current)
+        engine, step = CountedEngine(self.engine), StepResult({}, {})
+        if current.epochs:
+            federation, step = self.run.trainer.train(
+                engine,
+                federation,
+                self.run.method,
+                current,
+                policy=self.running.policy,
+                hear=lambda outcome: self._tell(outcome, current, engine),
+            )
+        present = [k for k, m in enumerate(federation.locals) if m.name not in step.missing]
+        exchange = self.run.method.exchange(federation, current, present)
+        if exchange.matched is not None:
+            matched = exchange.matched
+            self.hear(GroupMatched(current.number, matched.name, matched.width, matched.match_rate))
+        entry = _entry(current, step, exchange, self._evaluated(exchange.federation, current))
+        return exchange.federation, replace(
+            entry,
+            moved_up=sum(engine.up.values()),
+            moved_down=sum(engine.down.values()),
+            seconds=round(time.monotonic() - began, 3),
+        )
+
+    def _tell(self, outcome: Outcome, current: Round, engine: CountedEngine) -> None:
+        """Tell of one attempt of one client."""
+        if outcome.status != "ok":
+            is_last = outcome.attempts > self.running.policy.retries
+            self.hear(
+                ClientFailed(
+                    current.number,
+                    outcome.client,
+                    outcome.status,
+                    outcome.message,
+                    outcome.attempts,
+                    is_last,
+                )
+            )
+            return
+        self.hear(
+            ClientFinished(
+                current.number,
+                outcome.client,
+                loss=_last_loss(outcome),
+                samples=outcome.values["samples"],
+                seconds=round(outcome.seconds, 3),
+                attempt=outcome.attempts,
+                bytes_up=engine.up[outcome.client],
+                bytes_down=engine.down[outcome.client],
+            )
+        )
+
+    def _evaluated(self, federation: Federation, current: Round) -> Metrics | None:
+        """Return how good the global model is, where there is one and data."""
+        if self.data is None or not current.completes:
+            return None
+        return self.run.trainer.evaluate(
+            whole_model(federation),
+            federation.widths,
+            self.data,
+            device=self.running.devices[0],
+            threads=self.running.threads_per_client,
+        )
+
+
+def whole_model(federation: Federation) -> Arrays:
+    """Return every tensor of a global model; counters and the like are the first client's."""
+    return {**federation.locals[0].arrays, **federation.fixed}
+
+
+def _last_loss(outcome: Outcome) -> float:
+    return float(outcome.values["losses"][-1])
+
+
+def _entry(
+    current: Round,
+    step: StepResult,
+    exchange: Exchange,
+    metrics: Metrics | None,
+) -> RoundEntry:
+    return RoundEntry(
+        number=current.number,
+        pass_number=current.pass_number,
+        layer=current.layer.label,
+        stage=current.stage,
+        epochs=current.epochs,
+        losses={name: _last_loss(outcome) for name, outcome in step.done.items()},
+        metrics=metrics,
+        widths=exchange.federation.widths,
+        bytes_up=exchange.up,
+        bytes_down=exchange.down,
+        missing={name: outcome.status for name, outcome in step.missing.items()},
+    )
+
+
+def _round_started(current: Round) -> RoundStarted:
+    return RoundStarted(
+        current.number, current.pass_number, current.layer.label, current.stage, current.epochs
+    )
+
+
+def _round_done(entry: RoundEntry, rounds: int, seconds_left: float) -> RoundDone:
+    return RoundDone(
+        round=entry.number,
+        rounds=rounds,
+        pass_number=entry.pass_number,
+        layer=entry.layer,
+        loss=entry.loss,
+        metrics=entry.metrics,
+        widths=entry.widths,
+        bytes_up=entry.bytes_up,
+        bytes_down=entry.bytes_down,
+        moved_up=entry.moved_up,
+        moved_down=entry.moved_down,
+        missing=entry.missing,
+        seconds=entry.seconds,
+        seconds_left=round(seconds_left, 1),
+    )
+
+
+def _seconds_left(rounds: Sequence[Round], first: int, done: int, began: float) -> float:
+    """Return how long the other rounds will take if an epoch takes as long as until now."""
+    past = sum(max(1, current.epochs) for current in rounds[first:done])
+    ahead = sum(max(1, current.epochs) for current in rounds[done:])
+    return (time.monotonic() - began) * ahead / past

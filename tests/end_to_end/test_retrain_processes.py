@@ -1,0 +1,149 @@
+"""Runs as real processes: killed, stopped, and with clients that hang, die or come back."""
+
+from __future__ import annotations
+
+import json
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.end_to_end.helpers import Cli, record_of
+from tests.end_to_end.retraining import Scene, make_scene
+
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="no such signals there")
+
+LONG = ("--epochs", 15, "--passes", 2)  # some tenths of a second per round
+PATIENCE = 120.0  # seconds for a process to start on a busy machine
+
+
+@pytest.fixture
+def scene(tmp_path: Path) -> Scene:
+    return make_scene(tmp_path)
+
+
+def start(command: list[str]) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "fedmerge", *command],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def rounds_done(events: Path) -> int:
+    """Return how many rounds an events file says are done."""
+    text = events.read_text() if events.exists() else ""
+    return sum('"round-done"' in line for line in text.splitlines())
+
+
+def wait_for(running: subprocess.Popen[str], events: Path, rounds: int) -> None:
+    """Wait until a run has done so many rounds; it must still be running then."""
+    until = time.monotonic() + PATIENCE
+    while rounds_done(events) < rounds and time.monotonic() < until:
+        assert running.poll() is None, running.communicate()
+        time.sleep(0.005)
+    assert rounds_done(events) >= rounds
+
+
+def test_a_run_killed_at_any_moment_goes_on_to_the_same_bytes(scene: Scene, cli: Cli) -> None:
+    cli.done(*scene.command("whole.pt", *LONG, clients=[]))
+    whole = [(scene.folder / f"whole.pt{end}").read_bytes() for end in ("", ".json")]
+    moments = random.Random(7)
+    for number, rounds in enumerate((0, 1, 3)):
+        output, events = f"killed-{number}.pt", scene.folder / f"events-{number}.jsonl"
+        command = scene.command(output, *LONG, "--events", events, clients=[])
+        running = start(command)
+        wait_for(running, events, rounds)
+        time.sleep(moments.uniform(0, 0.3))
+        running.kill()
+        assert running.wait(PATIENCE) == -signal.SIGKILL
+        running.communicate()
+        assert not (scene.folder / output).exists()
+        cli.done(*command, "--resume")
+        found = [(scene.folder / f"{output}{end}").read_bytes() for end in ("", ".json")]
+        assert found == whole
+        starts = [json.loads(line) for line in events.read_text().splitlines()]
+        resumed = [value["resumed"] for value in starts if value["event"] == "run-started"]
+        assert resumed[-1] >= rounds
+
+
+@pytest.mark.parametrize(
+    ("number", "engine"), [(signal.SIGINT, "processes"), (signal.SIGTERM, "local")]
+)
+def test_a_signal_stops_a_run_that_can_be_resumed(
+    number: signal.Signals, engine: str, scene: Scene, cli: Cli
+) -> None:
+    events = scene.folder / "events.jsonl"
+    command = scene.command("g.pt", *LONG, "--events", events, "--engine", engine)
+    running = start([*command, "--workers", "2"])
+    wait_for(running, events, 2)
+    running.send_signal(number)
+    out, err = running.communicate(timeout=PATIENCE)
+    assert running.returncode == 130
+    assert out == ""
+    last = err.splitlines()[-1]
+    assert last == "stopped; the same command with --resume goes on after the last full round"
+    done = cli.done(*command, "--resume", "--engine", "local")  # the engine changes no result
+    assert "resumed after round " in done.err
+    cli.done(*scene.command("whole.pt", *LONG))
+    assert (scene.folder / "g.pt").read_bytes() == (scene.folder / "whole.pt").read_bytes()
+
+
+def trouble_command(scene: Scene, engine: str, *more: object) -> list[str]:
+    """Return a run whose shards come from a function that may do anything."""
+    command = scene.command("g.pt", "--engine", engine, "--workers", 2, *more)
+    command[command.index(str(scene.folder / "shards"))] = f"{scene.folder / 'net.py'}:load"
+    return command
+
+
+def test_clients_that_die_hang_or_fail_are_left_out_and_come_back(scene: Scene, cli: Cli) -> None:
+    # The command itself loads every shard once, and the first one twice.
+    scene.trouble("a", "", "", "fail", "")
+    scene.trouble("b", "", "die", "")
+    scene.trouble("c", "", "", "hang", "")
+    events = scene.folder / "events.jsonl"
+    more = ("--retries", 0, "--client-timeout", 5, "--passes", 2, "--events", events)
+    outcome = cli(*trouble_command(scene, "processes", *more))
+    assert outcome.code == 5, outcome.err
+    record = record_of(scene.folder / "g.pt")
+    missing = [entry["missing"] for entry in record["retrain"]["rounds"]]
+    assert missing == [{}, {"a": "app", "b": "lost"}, {"c": "timeout"}, {}, {}, {}]
+    assert "round 2 was done without a (app), b (lost)" in outcome.out
+    assert "b is left out (lost): its process was ended by SIGKILL" in outcome.err
+    failed = [
+        json.loads(line) for line in events.read_text().splitlines() if "client-failed" in line
+    ]
+    assert sorted(value["message"] for value in failed)[2].startswith("net.py") or failed
+    cli.done("verify", scene.folder / "g.pt")
+
+
+def test_processes_and_second_tries_give_the_bytes_of_a_run_in_process(
+    scene: Scene, cli: Cli
+) -> None:
+    cli.done(*trouble_command(scene, "local"))
+    smooth = [(scene.folder / f"g.pt{end}").read_bytes() for end in ("", ".json")]
+    scene.trouble("b", "", "die", "", "")
+    other = ("--force", "--work-dir", scene.folder / "other", "--retries", 1)
+    outcome = cli.done(*trouble_command(scene, "processes", *other))
+    assert "b is tried again (lost)" in outcome.err
+    assert [(scene.folder / f"g.pt{end}").read_bytes() for end in ("", ".json")] == smooth
+    another = ("--force", "--work-dir", scene.folder / "another", "--seed", 1)
+    cli.done(*trouble_command(scene, "local", *another))
+    assert (scene.folder / "g.pt").read_bytes() != smooth[0]
+
+
+def test_too_few_clients_end_a_run_that_can_be_resumed(scene: Scene, cli: Cli) -> None:
+    scene.trouble("b", "", "fail", "", "")
+    command = trouble_command(scene, "local", "--retries", 0, "--min-clients", 3)
+    refused = cli(*command)
+    assert refused.code == 1
+    assert "2 of 3 clients delivered, 3 are needed; b (app)" in refused.err
+    assert "no data today" in refused.err
+    assert not (scene.folder / "g.pt").exists()
+    scene.trouble("b")
+    assert "resumed after round 1 of 3" in cli.done(*command, "--resume").err

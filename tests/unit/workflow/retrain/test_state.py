@@ -1,0 +1,131 @@
+"""States on disk: complete, equal to what was saved, and refused where they are another run's."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import fedmerge
+from fedmerge.workflow.retrain.state import STATE_FILE, WorkDir, first_difference
+from tests.unit.workflow.retrain.nets import code, save_clients, state_of, write_shards
+from tests.unit.workflow.retrain.runs import options_for, watched_run
+
+
+@pytest.fixture
+def clients(tmp_path: Path) -> tuple[list[Path], Path]:
+    states = {name: state_of("Residual", seed) for seed, name in enumerate("ab")}
+    shards = write_shards(tmp_path / "shards", "Residual", {"a": 1, "b": 2})
+    return save_clients(tmp_path, states), shards
+
+
+def test_a_saved_state_is_read_as_it_was(clients: tuple[list[Path], Path], tmp_path: Path) -> None:
+    _, states, _ = watched_run(*clients, options_for(), model=code("Residual"))
+    work_dir = WorkDir(tmp_path / "work")
+    work_dir.begin({"name": "test"})
+    assert work_dir.load() is None
+    for state in states:
+        work_dir.save(state)
+        found = work_dir.load()
+        assert found is not None
+        assert found.rounds == state.rounds
+        assert found.federation.groups == state.federation.groups
+        pairs = zip(found.federation.locals, state.federation.locals, strict=True)
+        for one, other in pairs:
+            assert list(one.arrays) == list(other.arrays)
+            for name, array in other.arrays.items():
+                assert one.arrays[name].dtype == array.dtype
+                assert np.array_equal(one.arrays[name], array)
+        assert found.federation.widths == state.federation.widths
+        assert list(found.federation.fixed) == list(state.federation.fixed)
+
+
+def test_a_run_goes_on_after_any_round_to_the_same_bytes(
+    clients: tuple[list[Path], Path], tmp_path: Path
+) -> None:
+    options = options_for(batch_size=8, passes=2)
+    whole = fedmerge.retrain(*clients, options, model=code("Residual"), work_dir=tmp_path / "w")
+    whole.write(tmp_path / "whole.safetensors")
+    run, states, _ = watched_run(*clients, options, model=code("Residual"))
+    for number, state in enumerate(states):
+        work_dir = WorkDir(tmp_path / f"work-{number}")
+        work_dir.begin({**run.identity, "output": None})
+        work_dir.save(state)
+        result = fedmerge.retrain(
+            *clients, options, model=code("Residual"), work_dir=work_dir.path, resume=True
+        )
+        result.write(tmp_path / f"{number}.safetensors")
+        expected = (tmp_path / "whole.safetensors").read_bytes()
+        assert (tmp_path / f"{number}.safetensors").read_bytes() == expected
+
+
+def test_another_run_is_refused_by_its_first_difference(
+    clients: tuple[list[Path], Path], tmp_path: Path
+) -> None:
+    paths, shards = clients
+    place = tmp_path / "work"
+    fedmerge.retrain(paths, shards, options_for(), model=code("Residual"), work_dir=place)
+    for options, difference in (
+        (options_for(epochs=2), "epochs is 2, was 1"),
+        (options_for(passes=2), "passes is 2, was 1"),
+        (options_for(matching=fedmerge.MatchOptions(seed=3)), "seed is 3, was 0"),
+    ):
+        with pytest.raises(fedmerge.UsageError, match=f"holds another run: {difference}"):
+            fedmerge.retrain(
+                paths, shards, options, model=code("Residual"), work_dir=place, resume=True
+            )
+    write_shards(shards, "Residual", {"b": 7})
+    with pytest.raises(fedmerge.UsageError, match="holds another run: shards: b is"):
+        fedmerge.retrain(
+            paths, shards, options_for(), model=code("Residual"), work_dir=place, resume=True
+        )
+
+
+def test_a_folder_with_something_in_it_is_refused_without_resume(
+    clients: tuple[list[Path], Path], tmp_path: Path
+) -> None:
+    place = tmp_path / "work"
+    place.mkdir()
+    (place / "note.txt").write_text("mine")
+    with pytest.raises(fedmerge.UsageError, match="work: is not empty"):
+        fedmerge.retrain(*clients, options_for(), model=code("Residual"), work_dir=place)
+    assert [path.name for path in place.iterdir()] == ["note.txt"]
+
+
+def test_resume_starts_from_the_beginning_where_nothing_began(
+    clients: tuple[list[Path], Path], tmp_path: Path
+) -> None:
+    result = fedmerge.retrain(
+        *clients, options_for(), model=code("Residual"), work_dir=tmp_path / "new", resume=True
+    )
+    assert len(result.rounds) == 4
+
+
+def test_a_damaged_state_is_said_to_be_one(
+    clients: tuple[list[Path], Path], tmp_path: Path
+) -> None:
+    place = tmp_path / "work"
+    fedmerge.retrain(*clients, options_for(), model=code("Residual"), work_dir=place)
+    state = place / STATE_FILE
+    state.write_bytes(state.read_bytes()[:100])
+    with pytest.raises(fedmerge.CheckpointError, match=r"state\.safetensors: is damaged"):
+        fedmerge.retrain(
+            *clients, options_for(), model=code("Residual"), work_dir=place, resume=True
+        )
+
+
+def test_what_a_killed_process_left_is_swept_out(tmp_path: Path) -> None:
+    left = tmp_path / ".fedmerge-0123456789abcdef.tmp"
+    left.write_bytes(b"half a state")
+    WorkDir(tmp_path).begin({"name": "test"})
+    assert [path.name for path in tmp_path.iterdir()] == ["run.json"]
+    assert json.loads((tmp_path / "run.json").read_text()) == {"name": "test"}
+
+
+def test_differences_are_named_from_outside_in() -> None:
+    saved = {"options": {"epochs": 1}, "shards": {"a": "0"}, "data": None}
+    assert first_difference(saved, saved) is None
+    assert first_difference({**saved, "data": "1"}, saved) == 'data is "1", was null'
+    assert first_difference({**saved, "shards": {}}, saved) == 'shards: a is null, was "0"'

@@ -18,10 +18,10 @@ def run(given: Mapping[str, Any], terminal: Terminal) -> None:
     output: Path = given["output"]
     chosen = given["format"] or ("onnx" if output.suffix == ".onnx" else "pt2")
     done = export(given["merged"], code, output, format=chosen, force=given["force"])
-    terminal.result(
-        {"output": str(done.output), "format": done.format, "difference": done.difference}
-    )
+    terminal.result({**vars(done), "output": str(done.output)})
     terminal.line(
         f"wrote {done.output} ({done.format}); its outputs differ by {done.difference:.1g} "
         "from the merged model's, relative to the largest"
     )
+    batch = "batches of any size" if done.any_batch else "inputs of the exported shape only"
+    terminal.line(f"it takes {batch}")

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 
@@ -23,6 +24,8 @@ from fedmerge.types.arrays import Float64Array, FloatArray, IntArray
 # How much of the sums is copied for one product: bounds memory, changes the time only.
 NUMBERS_AT_ONCE = 1 << 22
 LEAST_COLUMNS = 64
+
+_Floats = TypeVar("_Floats", FloatArray, Float64Array)
 
 
 @dataclass(frozen=True)
@@ -170,11 +173,10 @@ class Visitor:
 
     def _recall(self, memory: Memory) -> None:
         """Make room in the memory for slots that were added; their sums were zero before."""
-        added = self._slots.capacity - memory.inner.shape[1]
-        if added:
-            memory.inner = np.pad(memory.inner, ((0, 0), (0, added)))
-        memory.squares = np.pad(memory.squares, (0, self._slots.capacity - len(memory.squares)))
-        memory.travel = np.pad(memory.travel, (0, self._slots.capacity - len(memory.travel)))
+        capacity = self._slots.capacity
+        memory.inner = _widened(memory.inner, capacity)
+        memory.squares = _widened(memory.squares, capacity)
+        memory.travel = _widened(memory.travel, capacity)
 
     def _may_keep(self, memory: Memory) -> bool:
         """Return whether every client may keep so many products."""
@@ -215,6 +217,16 @@ class Visitor:
         base = base_scores(self._clients[client].squares[changed], self._prior)
         scale = (base + abs(before) + abs(after)).sum()
         return bool(gain > self._options.min_gain * scale)
+
+
+def _widened(array: _Floats, size: int) -> _Floats:
+    """Return an array with zeros appended along its last axis up to a size."""
+    missing = size - array.shape[-1]
+    if not missing:
+        return array
+    zeros = np.zeros((*array.shape[:-1], missing), dtype=array.dtype)
+    wide: _Floats = np.concatenate([array, zeros], axis=-1)
+    return wide
 
 
 def _rewards_at(rewards: Float64Array, units: IntArray, targets: IntArray) -> Float64Array:

@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 
 import torch
 from torch import nn
+from torch.utils import _pytree as pytree
 
 from fedmerge.checkpoint import check_targets, write_bytes
 from fedmerge.errors import ArchitectureError, UsageError
@@ -23,16 +24,19 @@ from fedmerge.workflow.outputs import relative_difference
 TOLERANCE = 1e-4  # of float32 outputs, relative to the largest
 
 Inputs: TypeAlias = tuple[Any, ...]
+Shapes: TypeAlias = Any  # which axes of which input are free, as torch.export takes it
 Run: TypeAlias = Callable[[Inputs], list[torch.Tensor]]
+Writer: TypeAlias = Callable[[nn.Module, Inputs, Shapes, Path], Run]
 
 
 @dataclass(frozen=True)
 class Exported:
-    """What was written, and how far its outputs are from the model's."""
+    """What was written, how far its outputs are from the model's, and what it takes."""
 
     output: Path
     format: str
     difference: float
+    any_batch: bool  # or only inputs as long along axis 0 as those of the export
 
 
 def export(
@@ -47,28 +51,62 @@ def export(
     inputs = code.inputs(model)
     with tempfile.TemporaryDirectory() as folder:
         draft = Path(folder) / f"model.{format}"
-        run = _WRITERS[format](model, inputs, draft)
+        run, any_batch = _written(_WRITERS[format], model, inputs, draft)
         difference = relative_difference(outputs_of(model, inputs), run(inputs))
         if not difference <= TOLERANCE:
             raise ArchitectureError(
                 f"the exported model's outputs differ from the merged model's by {difference:.2g}"
             )
         write_bytes(output, draft.read_bytes())
-    return Exported(output, format, difference)
+    return Exported(output, format, difference, any_batch)
 
 
-def _write_pt2(model: nn.Module, inputs: Inputs, path: Path) -> Run:
+def _written(write: Writer, model: nn.Module, inputs: Inputs, path: Path) -> tuple[Run, bool]:
+    """Export for batches of any size if the model allows it, else for that of the inputs."""
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # torch's own about the model's attributes
-            torch.export.save(torch.export.export(model, inputs), path)
+        pair, three = _stacked(inputs, 2), _stacked(inputs, 3)
+        free = pytree.tree_map(_free_batch, pair)
+        run = write(model, pair, free, path)
+        if relative_difference(outputs_of(model, three), run(three)) <= TOLERANCE:
+            return run, True
+    except UsageError:
+        raise
+    except Exception:
+        pass
+    try:
+        return write(model, inputs, None, path), False
+    except UsageError:
+        raise
     except Exception as error:
         raise _failed(error) from error
+
+
+def _stacked(inputs: Inputs, count: int) -> Inputs:
+    """Return inputs with so many samples along axis 0, the first one repeated."""
+
+    def repeat(value: Any) -> Any:
+        is_batch = isinstance(value, torch.Tensor) and value.ndim
+        return torch.cat([value[:1]] * count) if is_batch else value
+
+    repeated: Inputs = pytree.tree_map(repeat, inputs)
+    return repeated
+
+
+def _free_batch(value: Any) -> Shapes:
+    """Return which axis of an input may have another size at every call."""
+    is_batch = isinstance(value, torch.Tensor) and value.ndim
+    return {0: torch.export.Dim.AUTO} if is_batch else None
+
+
+def _write_pt2(model: nn.Module, inputs: Inputs, shapes: Shapes, path: Path) -> Run:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch's own about the model's attributes
+        torch.export.save(torch.export.export(model, inputs, dynamic_shapes=shapes), path)
     program = torch.export.load(path).module()
     return lambda values: [tensor.detach() for tensor in tensors_in(program(*values))]
 
 
-def _write_onnx(model: nn.Module, inputs: Inputs, path: Path) -> Run:
+def _write_onnx(model: nn.Module, inputs: Inputs, shapes: Shapes, path: Path) -> Run:
     missing = [n for n in ("onnx", "onnxscript", "onnxruntime") if not importlib.util.find_spec(n)]
     if missing:
         raise UsageError(
@@ -76,14 +114,17 @@ def _write_onnx(model: nn.Module, inputs: Inputs, path: Path) -> Run:
         )
     import onnxruntime
 
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            torch.onnx.export(
-                model, inputs, str(path), dynamo=True, external_data=False, verbose=False
-            )
-    except Exception as error:
-        raise _failed(error) from error
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.onnx.export(
+            model,
+            inputs,
+            str(path),
+            dynamo=True,
+            dynamic_shapes=shapes,
+            external_data=False,
+            verbose=False,
+        )
     session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
     names = [entry.name for entry in session.get_inputs()]
 
@@ -94,7 +135,7 @@ def _write_onnx(model: nn.Module, inputs: Inputs, path: Path) -> Run:
     return run
 
 
-_WRITERS: Mapping[str, Callable[[nn.Module, Inputs, Path], Run]] = {
+_WRITERS: Mapping[str, Writer] = {
     "pt2": _write_pt2,
     "onnx": _write_onnx,
 }

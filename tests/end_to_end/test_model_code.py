@@ -139,13 +139,52 @@ def test_an_exported_program_agrees_with_the_merged_model(
     merged, exported = str(tmp_path / "g.pt"), str(tmp_path / "g.pt2")
     assert run(["match", *files, *arguments("resnet B"), "-o", merged, "-q"]) == 0
     assert run(["export", merged, *arguments("resnet B"), "-o", exported]) == 0
-    assert "differ by" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "differ by" in printed
+    assert "batches of any size" in printed
     program = torch.export.load(exported).module()
     module = model.build().eval()
     module.load_state_dict(torch.load(merged, weights_only=True))
-    with torch.no_grad():
-        assert torch.allclose(program(*model.inputs()), module(*model.inputs()), atol=TIGHT)
+    (images,) = model.inputs()
+    for batch in (images[:1], images, torch.cat([images] * 3)):
+        with torch.no_grad():
+            assert torch.allclose(program(batch), module(batch), atol=TIGHT)
     assert run(["export", merged, *arguments("resnet B"), "-o", exported]) == 2  # exists
+
+
+FIXED_BATCH = """
+import torch
+from torch import nn
+
+class Fixed(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 6), nn.Linear(6, 3)
+
+    def forward(self, x):
+        return self.second(self.first(x).relu().view(2, 6))
+"""
+
+
+def test_a_model_of_one_batch_size_is_exported_for_that_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "net.py").write_text(FIXED_BATCH)
+    files = []
+    for seed in range(2):
+        torch.manual_seed(seed)
+        first, second = torch.nn.Linear(4, 6), torch.nn.Linear(6, 3)
+        state = torch.nn.ModuleDict({"first": first, "second": second}).state_dict()
+        files.append(str(tmp_path / f"{seed}.pt"))
+        torch.save(state, files[-1])
+    code = ["--model", f"{tmp_path / 'net.py'}:Fixed", "--input-shape", "2,4"]
+    merged, exported = str(tmp_path / "g.pt"), str(tmp_path / "g.pt2")
+    assert run(["match", *files, *code, "--max-growth", "1", "-o", merged, "-q"]) == 0
+    capsys.readouterr()
+    assert run(["export", merged, *code, "-o", exported, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["any_batch"] is False
+    program = torch.export.load(exported).module()
+    assert program(torch.ones(2, 4)).shape == (2, 3)
 
 
 @pytest.mark.parametrize("name", ["resnet B", "lstm, 2 layers", "vit"])

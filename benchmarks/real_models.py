@@ -157,7 +157,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.real_models", description=__doc__)
     parser.add_argument("--family", action="append", choices=FAMILIES, help="repeatable")
     parser.add_argument("--only", default="", help="models whose name contains this")
-    parser.add_argument("--merge-up-to", type=int, default=3_000_000, help="parameters")
+    parser.add_argument("--merge-up-to", type=int, default=1_000_000, help="parameters")
     parser.add_argument("--notes", action="store_true", help="also print what the plans note")
     parser.add_argument("--json", action="store_true", help="print one JSON object at the end")
     arguments = parser.parse_args()

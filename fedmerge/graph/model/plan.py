@@ -27,6 +27,7 @@ from fedmerge.types.layouts import (
 from fedmerge.types.plans import Group, Norm, Plan, TensorPlan
 
 _BY_NATURE = {"", "gates", "pixels", "groups of a convolution", "groups of a norm"}  # no heads
+MOST_NAMES = 4  # of tensors in one note
 
 
 def plan_model(model: nn.Module, inputs: tuple[Any, ...], *, state: StatePairs = ()) -> Plan:
@@ -229,5 +230,9 @@ def _is_plain(axis: Layout) -> bool:
 def _notes(walked: Walked) -> Iterator[str]:
     for op in walked.trace.unknown:
         yield f"the op '{op}' has no rule: all that it touches is pinned"
-    for name in walked.unused:
-        yield f"'{name}' is not used in the forward pass: pinned"
+    if unused := [f"'{name}'" for name in walked.unused]:
+        shown = ", ".join(unused[:MOST_NAMES])
+        more = len(unused) - MOST_NAMES
+        are = "is" if len(unused) == 1 else "are"
+        others = f" and {more} more" if more > 0 else ""
+        yield f"{shown}{others} {are} not used in the forward pass: pinned"

@@ -88,7 +88,7 @@ def test_unused_tensors_are_pinned_and_noted() -> None:
     plan = planned(Net(lambda net, x: x.relu()))
     assert [group.name for group in plan.groups] == ["first"]
     assert plan.tensors["other.weight"].axes == (Pinned(6, "unused"), Pinned(6, "unused"))
-    assert "'other.weight' is not used in the forward pass: pinned" in plan.notes
+    assert plan.notes == ("'other.weight', 'other.bias' are not used in the forward pass: pinned",)
 
 
 def test_buffers_follow_the_units_that_they_scale() -> None:

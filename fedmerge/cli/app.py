@@ -396,10 +396,15 @@ def demo(
 
 
 def _use_threads(threads: int | None) -> None:
-    """Limit the CPU threads of every library; they read this when they are first imported."""
+    """Limit the CPU threads of every library; they read this when they are first imported.
+
+    Torch multiplies what is large. Numpy has the rest, which threads would only slow down: theirs
+    wait for work in a loop, and for each other if the machine is busy.
+    """
+    os.environ["OPENBLAS_NUM_THREADS"] = "1"
     if threads is None:
         return
     if threads < 1:
         raise UsageError(f"--threads is {threads}, expected a whole number from 1")
-    for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+    for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
         os.environ[variable] = str(threads)

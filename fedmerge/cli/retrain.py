@@ -15,6 +15,7 @@ from fedmerge.cli.arguments import given_plan, match_options, model_code
 from fedmerge.cli.match import _as_argument, _sizes, _ways_to_load, _written
 from fedmerge.cli.retrain_progress import listening
 from fedmerge.cli.terminal import Terminal
+from fedmerge.workflow.retrain.history import RoundEntry
 from fedmerge.workflow.retrain.options import retrain_options
 from fedmerge.workflow.retrain.predict import RetrainPrediction, predict_run
 from fedmerge.workflow.retrain.prepare import Run, prepare_run
@@ -109,24 +110,26 @@ def _show_retrained(retrained: Retrained, output: Path, terminal: Terminal) -> N
     names = ", ".join(client.name for client in retrained.clients)
     title = f"{retrained.retraining.method} with {len(retrained.clients)} clients ({names})"
     metrics = list(dict.fromkeys(m for e in retrained.rounds for m in e.metrics or {}))
-    rows = [
-        [
-            str(entry.number),
-            entry.layer,
-            "" if entry.loss is None else f"{entry.loss:.4f}",
-            *(show.metric(entry.metrics[m]) if entry.metrics else "" for m in metrics),
-            show.traffic(entry.bytes_up),
-            show.traffic(entry.bytes_down),
-            ", ".join(entry.missing),
-        ]
-        for entry in retrained.rounds
-    ]
-    columns = ["round", "layer", "local loss", *metrics, "up", "down", "missing"]
+    rows = [_row(entry, metrics) for entry in retrained.rounds]
+    columns = ["round", "layer", "width", "local loss", *metrics, "up", "down", "missing"]
     terminal.table(title, columns, rows)
     for line in (*_sizes(retrained), *_ways_to_load(retrained, output), *_absences(retrained)):
         terminal.line(line)
     terminal.line(f"wrote {_written(output)}; check it with:")
     terminal.line(shlex.join(["fedmerge", "verify", _as_argument(output)]))
+
+
+def _row(entry: RoundEntry, metrics: Sequence[str]) -> list[str]:
+    return [
+        str(entry.number),
+        entry.layer,
+        str(entry.widths.get(entry.layer, "")),
+        "" if entry.loss is None else f"{entry.loss:.4f}",
+        *(show.metric(entry.metrics[m]) if entry.metrics else "" for m in metrics),
+        show.traffic(entry.bytes_up),
+        show.traffic(entry.bytes_down),
+        ", ".join(entry.missing),
+    ]
 
 
 def _absences(retrained: Retrained) -> Sequence[str]:

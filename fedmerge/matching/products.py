@@ -13,6 +13,7 @@ from fedmerge.matching.clients import ClientUnits, feature_parts
 from fedmerge.matching.rows import as_slice, row_chunks, row_products, row_squares
 from fedmerge.types.arrays import Array, BoolArray, Float64Array, FloatArray, IntArray
 
+LARGE_PRODUCT = 1 << 26  # multiplications, about a millisecond on one core
 FEATURES_PER_PRODUCT = 2048  # converted to float64 at once; changes memory and rounding only
 
 
@@ -83,14 +84,17 @@ def _multiply_wide(left: FloatArray, right: FloatArray, device: str) -> Float64A
 
 
 def _matmul(left: Array, right: Array, device: str) -> Array:
-    """Return left · rightᵀ in the inputs' precision, by numpy on the CPU and by torch elsewhere."""
-    if device == "cpu":
+    """Return left · rightᵀ in the inputs' precision: small ones by numpy, all others by torch.
+
+    Torch's threads are worth waiting for in large products only.
+    """
+    if device == "cpu" and left.size * len(right) < LARGE_PRODUCT:
         product: Array = left @ right.T
         return product
     import torch
 
     def moved(array: Array) -> Any:
-        tensor = torch.from_numpy(np.ascontiguousarray(array))
+        tensor = torch.from_numpy(array if array.flags.writeable else array.copy())
         # Apple's GPUs know no float64.
         return tensor.float().to(device) if device.startswith("mps") else tensor.to(device)
 

@@ -123,3 +123,14 @@ def equal_widths(widths: Mapping[str, int], ties: Iterable[Iterable[str]]) -> di
     for tie in map(tuple, ties):
         raised.update(dict.fromkeys(tie, max(widths[group] for group in tie)))
     return raised
+
+
+def neighbours(plan: Plan, group: str) -> list[str]:
+    """Return the groups that share a tensor with a group, itself included, in the plan's order."""
+    shared = {
+        other
+        for tensor in plan.tensors.values()
+        if group in tensor.produces | tensor.consumes
+        for other in tensor.produces | tensor.consumes
+    }
+    return [each.name for each in plan.groups if each.name in shared]

@@ -19,7 +19,7 @@ from fedmerge.matching import (
     prior_at_threshold,
 )
 from fedmerge.types.clients import Client
-from fedmerge.types.plans import Plan, equal_widths
+from fedmerge.types.plans import Plan, equal_widths, neighbours
 from fedmerge.types.progress import Progress
 from fedmerge.units import GatheredUnits, TieBreaker, gather_units
 from fedmerge.workflow.options import Dials
@@ -164,21 +164,26 @@ def _refined(problem: Problem, solution: Solution, progress: Progress) -> Soluti
     """Match every group again, now that all others are placed, until nothing changes.
 
     Outgoing and recurrent weights then count too: the coupled problem that the paper leaves open.
-    No group grows where the size is limited.
+    No group grows where the size is limited. A group around which nothing changed would be matched
+    as before.
     """
-    matchings = dict(solution.matchings)
-    for sweep in range(problem.dials.refine):
-        before = dict(matchings)
-        for number, group in enumerate(problem.plan.groups):
-            done = sweep * len(before) + number
-            share = _part(progress, "refining", done, problem.dials.refine * len(before))
-            is_limited = problem.dials.max_growth is not None or not group.can_grow
-            limit = matchings[group.name].width if is_limited else None
-            matchings[group.name] = match_group(
-                problem, number, matchings, limit, outgoing=True, progress=share
-            )
-        if all(_is_same(matchings[g], before[g]) for g in matchings):
-            break
+    plan, matchings = problem.plan, dict(solution.matchings)
+    total = problem.dials.refine * len(plan.groups)
+    changes = dict.fromkeys(matchings, 0)  # how often each group's assignments changed
+    seen: dict[str, list[int]] = {}  # the changes around each group when it was last matched
+    for done in range(total):
+        number = done % len(plan.groups)
+        group = plan.groups[number]
+        around = [changes[name] for name in neighbours(plan, group.name)]
+        if seen.get(group.name) == around:
+            continue
+        seen[group.name] = around
+        is_limited = problem.dials.max_growth is not None or not group.can_grow
+        limit = matchings[group.name].width if is_limited else None
+        share = _part(progress, "refining", done, total)
+        again = match_group(problem, number, matchings, limit, outgoing=True, progress=share)
+        changes[group.name] += not _is_same(again, matchings[group.name])
+        matchings[group.name] = again
     return Solution(matchings, solution.limit)
 
 

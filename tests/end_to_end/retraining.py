@@ -43,6 +43,7 @@ TROUBLES = {
     "fail": fail,
     "die": lambda: os.kill(os.getpid(), signal.SIGKILL),
     "hang": lambda: time.sleep(1000),
+    "nap": lambda: time.sleep(0.1),
 }
 """
 
@@ -66,15 +67,25 @@ class Scene:
         return self.folder / "test.npz"
 
     def command(
-        self, output: str, *more: object, clients: Sequence[Path] | None = None
+        self,
+        output: str,
+        *more: object,
+        clients: Sequence[Path] | None = None,
+        shards: str | Path | None = None,
     ) -> list[str]:
         """Return a run of one epoch per round, for the command line."""
         given = self.clients if clients is None else clients
         words = [
-            *("retrain", *given, "--shards", self.folder / "shards", "--model", self.model),
+            *("retrain", *given, "--shards", shards or self.folder / "shards"),
+            *("--model", self.model),
             *("-o", self.folder / output, "--epochs", 1, "--batch-size", 8, "--device", "cpu"),
         ]
         return [str(word) for word in (*words, *more)]
+
+    @property
+    def function(self) -> str:
+        """Shards that `trouble` can be made with."""
+        return f"{self.folder / 'net.py'}:load"
 
     def trouble(self, client: str, *steps: str) -> None:
         """Let a client's shard do something each time it is loaded ("" is nothing)."""

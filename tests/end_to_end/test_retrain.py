@@ -114,16 +114,9 @@ def test_a_loss_that_is_not_finite_is_told_as_that(scene: Scene, cli: Cli) -> No
 
 def test_shards_may_come_from_a_function_or_a_glob(scene: Scene, cli: Cli) -> None:
     cli.done(*scene.command("files.pt"))
-    shards = scene.folder / "shards"
-    command = scene.command("function.pt")
-    place = command.index(str(shards))
-    for output, source in (
-        ("function.pt", f"{scene.folder / 'net.py'}:load"),
-        ("glob.pt", "*.npz"),
-    ):
-        command[place] = source if "net.py" in source else str(shards / source)
-        command[command.index("-o") + 1] = str(scene.folder / output)
-        cli.done(*command)
+    sources = {"function.pt": scene.function, "glob.pt": str(scene.folder / "shards" / "?.npz")}
+    for output, shards in sources.items():
+        cli.done(*scene.command(output, shards=shards))
         found = load(scene.folder / output)
         for name, tensor in load(scene.folder / "files.pt").items():
             assert torch.equal(tensor, found[name])
@@ -131,7 +124,8 @@ def test_shards_may_come_from_a_function_or_a_glob(scene: Scene, cli: Cli) -> No
 
 def test_every_event_is_one_line_of_json(scene: Scene, cli: Cli) -> None:
     events = scene.folder / "events.jsonl"
-    cli.done(*scene.command("g.pt", "--events", events, clients=[]))
+    shown = cli.done(*scene.command("g.pt", "--events", events, "-v", clients=[]))
+    assert shown.err.count(" trained on 30 samples in ") == 9
     values = [json.loads(line) for line in events.read_text().splitlines()]
     one_round = ["round-started", *["client-finished"] * 3, "group-matched", "round-done"]
     last = [name for name in one_round if name != "group-matched"]

@@ -17,7 +17,8 @@ from tests.end_to_end.retraining import Scene, make_scene
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="no such signals there")
 
-LONG = ("--epochs", 15, "--passes", 2)  # some tenths of a second per round
+PASSES = ("--passes", 2)  # six rounds
+LIMIT = 20  # seconds for a client; the first training in a process imports for some of them
 PATIENCE = 120.0  # seconds for a process to start on a busy machine
 
 
@@ -50,13 +51,20 @@ def wait_for(running: subprocess.Popen[str], events: Path, rounds: int) -> None:
     assert rounds_done(events) >= rounds
 
 
+def slow(scene: Scene, is_slow: bool) -> None:
+    """Let every client sleep before it trains, so that a round takes some tenths of a second."""
+    for client in "abc":
+        scene.trouble(client, *(["nap"] * 30 if is_slow else []))
+
+
 def test_a_run_killed_at_any_moment_goes_on_to_the_same_bytes(scene: Scene, cli: Cli) -> None:
-    cli.done(*scene.command("whole.pt", *LONG, clients=[]))
+    cli.done(*scene.command("whole.pt", *PASSES, shards=scene.function))
     whole = [(scene.folder / f"whole.pt{end}").read_bytes() for end in ("", ".json")]
     moments = random.Random(7)
     for number, rounds in enumerate((0, 1, 3)):
         output, events = f"killed-{number}.pt", scene.folder / f"events-{number}.jsonl"
-        command = scene.command(output, *LONG, "--events", events, clients=[])
+        command = scene.command(output, *PASSES, "--events", events, shards=scene.function)
+        slow(scene, True)
         running = start(command)
         wait_for(running, events, rounds)
         time.sleep(moments.uniform(0, 0.3))
@@ -64,11 +72,12 @@ def test_a_run_killed_at_any_moment_goes_on_to_the_same_bytes(scene: Scene, cli:
         assert running.wait(PATIENCE) == -signal.SIGKILL
         running.communicate()
         assert not (scene.folder / output).exists()
+        slow(scene, False)
         cli.done(*command, "--resume")
         found = [(scene.folder / f"{output}{end}").read_bytes() for end in ("", ".json")]
         assert found == whole
-        starts = [json.loads(line) for line in events.read_text().splitlines()]
-        resumed = [value["resumed"] for value in starts if value["event"] == "run-started"]
+        values = [json.loads(line) for line in events.read_text().splitlines()]
+        resumed = [value["resumed"] for value in values if value["event"] == "run-started"]
         assert resumed[-1] >= rounds
 
 
@@ -79,8 +88,10 @@ def test_a_signal_stops_a_run_that_can_be_resumed(
     number: signal.Signals, engine: str, scene: Scene, cli: Cli
 ) -> None:
     events = scene.folder / "events.jsonl"
-    command = scene.command("g.pt", *LONG, "--events", events, "--engine", engine)
-    running = start([*command, "--workers", "2"])
+    more = (*PASSES, "--events", events, "--engine", engine, "--workers", 2)
+    command = scene.command("g.pt", *more, shards=scene.function)
+    slow(scene, True)
+    running = start(command)
     wait_for(running, events, 2)
     running.send_signal(number)
     out, err = running.communicate(timeout=PATIENCE)
@@ -88,17 +99,17 @@ def test_a_signal_stops_a_run_that_can_be_resumed(
     assert out == ""
     last = err.splitlines()[-1]
     assert last == "stopped; the same command with --resume goes on after the last full round"
+    slow(scene, False)
     done = cli.done(*command, "--resume", "--engine", "local")  # the engine changes no result
     assert "resumed after round " in done.err
-    cli.done(*scene.command("whole.pt", *LONG))
+    cli.done(*scene.command("whole.pt", *PASSES, shards=scene.function))
     assert (scene.folder / "g.pt").read_bytes() == (scene.folder / "whole.pt").read_bytes()
 
 
 def trouble_command(scene: Scene, engine: str, *more: object) -> list[str]:
     """Return a run whose shards come from a function that may do anything."""
-    command = scene.command("g.pt", "--engine", engine, "--workers", 2, *more)
-    command[command.index(str(scene.folder / "shards"))] = f"{scene.folder / 'net.py'}:load"
-    return command
+    words = ("--engine", engine, "--workers", 2, *more)
+    return scene.command("g.pt", *words, shards=scene.function)
 
 
 def test_clients_that_die_hang_or_fail_are_left_out_and_come_back(scene: Scene, cli: Cli) -> None:
@@ -107,7 +118,7 @@ def test_clients_that_die_hang_or_fail_are_left_out_and_come_back(scene: Scene, 
     scene.trouble("b", "", "die", "")
     scene.trouble("c", "", "", "hang", "")
     events = scene.folder / "events.jsonl"
-    more = ("--retries", 0, "--client-timeout", 5, "--passes", 2, "--events", events)
+    more = ("--retries", 0, "--client-timeout", LIMIT, "--passes", 2, "--events", events)
     outcome = cli(*trouble_command(scene, "processes", *more))
     assert outcome.code == 5, outcome.err
     record = record_of(scene.folder / "g.pt")

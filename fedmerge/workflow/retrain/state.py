@@ -104,7 +104,7 @@ def first_difference(found: Mapping[str, Any], saved: Mapping[str, Any]) -> str 
             continue
         if isinstance(one, Mapping) and isinstance(other, Mapping):
             inner = first_difference(one, other)
-            return f"{name}: {inner}" if name not in ("options",) else inner
+            return f"{name}: {inner}" if name != "options" else inner
         return f"{name} is {json.dumps(one)}, was {json.dumps(other)}"
     return None
 

@@ -118,9 +118,13 @@ def least_python(
 
 
 def environment(threads: int | None) -> dict[str, str]:
-    """Return the environment of a child limited to so many threads; None leaves all cores."""
+    """Return the environment of a child limited to so many threads; None leaves all cores.
+
+    As in the commands, numpy's products have one thread, and torch's all.
+    """
     others = {name: value for name, value in os.environ.items() if name not in THREAD_VARIABLES}
-    return others | ({} if threads is None else dict.fromkeys(THREAD_VARIABLES, str(threads)))
+    limits = {} if threads is None else dict.fromkeys(THREAD_VARIABLES, str(threads))
+    return others | limits | {"OPENBLAS_NUM_THREADS": "1"}
 
 
 def free_memory() -> float:

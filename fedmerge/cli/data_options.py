@@ -7,12 +7,12 @@ from typing import Annotated, TypeAlias
 
 import typer
 
-from fedmerge.cli.options import _option
+from fedmerge.cli.options import option
 
 _DATA = "Data"
 RequiredData: TypeAlias = Annotated[
     str,
-    _option(
+    option(
         _DATA,
         "Samples and targets: x and y, or x_test and y_test; or your function.",
         metavar="FILE|FILE.py:NAME",
@@ -20,11 +20,11 @@ RequiredData: TypeAlias = Annotated[
 ]
 EvaluationBatch: TypeAlias = Annotated[
     int | None,
-    _option(_DATA, "Samples at a time (default: 256); changes no result.", metavar="N"),
+    option(_DATA, "Samples at a time (default: 256); changes no result.", metavar="N"),
 ]
 Global: TypeAlias = Annotated[
     list[Path] | None,
-    _option(_DATA, "A merged file to compare too; repeatable.", "--global", metavar="FILE"),
+    option(_DATA, "A merged file to compare too; repeatable.", "--global", metavar="FILE"),
 ]
 
 DataSet: TypeAlias = Annotated[
@@ -37,33 +37,33 @@ DataSet: TypeAlias = Annotated[
 ]
 _SPLIT = "Split"
 NumberOfClients: TypeAlias = Annotated[
-    int | None, _option(_SPLIT, "How many shards, unless --by names them.", metavar="N")
+    int | None, option(_SPLIT, "How many shards, unless --by names them.", metavar="N")
 ]
 Dirichlet: TypeAlias = Annotated[
     float | None,
-    _option(
+    option(
         _SPLIT, "Skewed: every class by shares from Dir(ALPHA); 0.5 in the paper.", metavar="ALPHA"
     ),
 ]
 Homogeneous: TypeAlias = Annotated[
-    bool, _option(_SPLIT, "Evenly: every client gets as many of each class.", "--homogeneous")
+    bool, option(_SPLIT, "Evenly: every client gets as many of each class.", "--homogeneous")
 ]
 By: TypeAlias = Annotated[
     str | None,
-    _option(_SPLIT, "Naturally: one client per value of this further array.", metavar="COLUMN"),
+    option(_SPLIT, "Naturally: one client per value of this further array.", metavar="COLUMN"),
 ]
 MinSamples: TypeAlias = Annotated[
     int | None,
-    _option(
+    option(
         _SPLIT,
         "Fewest samples of a client (default: 1); --by leaves smaller ones out.",
         metavar="N",
     ),
 ]
 SplitSeed: TypeAlias = Annotated[
-    int | None, _option(_SPLIT, "Seed of the split (default: 0).", metavar="N")
+    int | None, option(_SPLIT, "Seed of the split (default: 0).", metavar="N")
 ]
 ShardFolder: TypeAlias = Annotated[
     Path,
-    _option("Output", "Folder for the shards (default: shards).", "--output", "-o"),
+    option("Output", "Folder for the shards (default: shards).", "--output", "-o"),
 ]

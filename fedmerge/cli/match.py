@@ -63,24 +63,26 @@ def _show_merge(merge: Merge, output: Path, clients: Sequence[Path], terminal: T
         for group in merge.groups
     ]
     terminal.table(title, ["group", "clients", "global", "matched", "scatter"], rows)
-    for line in (*_sizes(merge), *_ways_to_load(merge, output), _quality(output)):
+    for line in (*sizes(merge), *ways_to_load(merge, output), _quality(output)):
         terminal.line(line)
-    terminal.line(f"wrote {_written(output)}; check it with:")
-    terminal.line(shlex.join(["fedmerge", "verify", *map(_as_argument, [output, *clients])]))
+    terminal.line(f"wrote {written(output)}; check it with:")
+    terminal.line(shlex.join(["fedmerge", "verify", *map(as_argument, [output, *clients])]))
 
 
-def _written(output: Path) -> str:
+def written(output: Path) -> str:
+    """Return which files were written."""
     if output.suffix == ".json":
         return f"{output} and the shards that it names"
     return str(output) if output.suffix == ".safetensors" else f"{output} and {record_path(output)}"
 
 
-def _as_argument(path: Path) -> str:
+def as_argument(path: Path) -> str:
     """Return a path that is no option, whatever its name starts with."""
     return f"./{path}" if str(path).startswith("-") else str(path)
 
 
-def _sizes(merge: Merge) -> list[str]:
+def sizes(merge: Merge) -> list[str]:
+    """Say how large a merged model is, and what held it."""
     size, together = merge.parameters(merge.widths), merge.ensemble_parameters
     line = f"parameters: {show.count(size)} (growth {merge.growth:.2f}"
     line += f"; the {len(merge.clients)} clients together: {show.count(together)})"
@@ -95,7 +97,7 @@ def _sizes(merge: Merge) -> list[str]:
     return lines
 
 
-def _ways_to_load(merge: Merge, output: Path) -> list[str]:
+def ways_to_load(merge: Merge, output: Path) -> list[str]:
     """Say what to do with a model that is wider than the clients."""
     widest = {g.name: max(g.client_widths) for g in merge.groups}
     wider = [

@@ -10,7 +10,8 @@ import typer
 from fedmerge.cli.config import load_config
 
 
-def _option(panel: str, help_text: str, *names: str, **settings: Any) -> Any:
+def option(panel: str, help_text: str, *names: str, **settings: Any) -> Any:
+    """Return an option under a heading of the help text."""
     return typer.Option(
         *names, help=help_text, rich_help_panel=panel, show_default=False, **settings
     )
@@ -30,7 +31,7 @@ Merged: TypeAlias = Annotated[Path, _files("A file that `fedmerge match` wrote."
 _OUT = "Output"
 Output: TypeAlias = Annotated[
     Path,
-    _option(
+    option(
         _OUT,
         "Where to write: .pt, .pth, .bin, .ckpt or .safetensors.",
         "--output",
@@ -39,21 +40,21 @@ Output: TypeAlias = Annotated[
 ]
 MergedOutput: TypeAlias = Annotated[
     Path,
-    _option(
+    option(
         _OUT,
         "Where to write: .pt, .pth, .bin, .ckpt or .safetensors (default: global.pt).",
         "--output",
         "-o",
     ),
 ]
-ExportOutput: TypeAlias = Annotated[Path, _option(_OUT, "Where to write.", "--output", "-o")]
+ExportOutput: TypeAlias = Annotated[Path, option(_OUT, "Where to write.", "--output", "-o")]
 OptionalOutput: TypeAlias = Annotated[
-    Path | None, _option(_OUT, "Also write it as JSON to this file.", "--output", "-o")
+    Path | None, option(_OUT, "Also write it as JSON to this file.", "--output", "-o")
 ]
-Force: TypeAlias = Annotated[bool, _option(_OUT, "Overwrite an existing output.", "--force")]
+Force: TypeAlias = Annotated[bool, option(_OUT, "Overwrite an existing output.", "--force")]
 Dtype: TypeAlias = Annotated[
     str | None,
-    _option(
+    option(
         _OUT,
         "Write all floats as this dtype (default: as in the clients).",
         metavar="float32|float16|bfloat16|float64",
@@ -61,24 +62,24 @@ Dtype: TypeAlias = Annotated[
 ]
 ShardSize: TypeAlias = Annotated[
     str | None,
-    _option(
+    option(
         _OUT,
         "Write safetensors files of at most this size each, and their index.",
         metavar="2GB|500MB|1GiB",
     ),
 ]
 DryRun: TypeAlias = Annotated[
-    bool, _option(_OUT, "Show groups, widths and sizes; match and write nothing.", "--dry-run")
+    bool, option(_OUT, "Show groups, widths and sizes; match and write nothing.", "--dry-run")
 ]
 
 _FILE = "Reading files"
 Key: TypeAlias = Annotated[
     str | None,
-    _option(_FILE, "Where in the file the state dict is, e.g. nets.G.", metavar="DOTTED.PATH"),
+    option(_FILE, "Where in the file the state dict is, e.g. nets.G.", metavar="DOTTED.PATH"),
 ]
 Weights: TypeAlias = Annotated[
     str | None,
-    _option(
+    option(
         _FILE,
         "Take the trained weights or their moving average, where a file has both.",
         metavar="raw|ema",
@@ -86,7 +87,7 @@ Weights: TypeAlias = Annotated[
 ]
 AllowGlobal: TypeAlias = Annotated[
     list[str] | None,
-    _option(
+    option(
         _FILE,
         "Let files name this class. Only for files that you trust; repeatable.",
         metavar="PACKAGE.CLASS",
@@ -96,11 +97,11 @@ AllowGlobal: TypeAlias = Annotated[
 _ARCH = "Architecture"
 PlanFile: TypeAlias = Annotated[
     str | None,
-    _option(
+    option(
         _ARCH, "Which axis carries which units, as `fedmerge plan -o` writes it.", metavar="FILE"
     ),
 ]
-_MODEL = _option(
+_MODEL = option(
     _ARCH,
     "Your model: code that returns it, or a .pt2 or TorchScript file. This runs it.",
     metavar="FILE.py:NAME|PACKAGE.MODULE:NAME|FILE.pt2",
@@ -109,11 +110,11 @@ Model: TypeAlias = Annotated[str | None, _MODEL]
 RequiredModel: TypeAlias = Annotated[str, _MODEL]
 ModelArg: TypeAlias = Annotated[
     list[str] | None,
-    _option(_ARCH, "An argument of the model's factory; repeatable.", metavar="NAME=VALUE"),
+    option(_ARCH, "An argument of the model's factory; repeatable.", metavar="NAME=VALUE"),
 ]
 InputShape: TypeAlias = Annotated[
     list[str] | None,
-    _option(
+    option(
         _ARCH,
         "The model's input (default: from its first layer); one each if it has several.",
         metavar="1,3,32,32",
@@ -121,40 +122,36 @@ InputShape: TypeAlias = Annotated[
 ]
 InputDtype: TypeAlias = Annotated[
     list[str] | None,
-    _option(
-        _ARCH, "The input's dtype, long draws tokens; one per input.", metavar="float32|long|…"
-    ),
+    option(_ARCH, "The input's dtype, long draws tokens; one per input.", metavar="float32|long|…"),
 ]
 State: TypeAlias = Annotated[
     list[str] | None,
-    _option(
+    option(
         _ARCH,
         "Forward's argument I is output J of the call before, counted from 0; repeatable.",
         metavar="I:J",
     ),
 ]
 Format: TypeAlias = Annotated[
-    str | None, _option(_OUT, "What to write (default: by the name).", metavar="pt2|onnx")
+    str | None, option(_OUT, "What to write (default: by the name).", metavar="pt2|onnx")
 ]
 Flatten: TypeAlias = Annotated[
     int | None,
-    _option(
+    option(
         _ARCH, "Positions per channel (or steps) that a linear layer reads at once.", metavar="K"
     ),
 ]
 AssumeChain: TypeAlias = Annotated[
     bool,
-    _option(
-        _ARCH, "Take layers of equal width for a plain chain, without skips.", "--assume-chain"
-    ),
+    option(_ARCH, "Take layers of equal width for a plain chain, without skips.", "--assume-chain"),
 ]
 MatchByOrder: TypeAlias = Annotated[
     bool,
-    _option(_ARCH, "Pair tensors in stored order where names differ.", "--match-by-order"),
+    option(_ARCH, "Pair tensors in stored order where names differ.", "--match-by-order"),
 ]
 Keep: TypeAlias = Annotated[
     list[str] | None,
-    _option(
+    option(
         _ARCH,
         "Take these tensors from the first client unmatched; repeatable.",
         metavar="PATTERN",
@@ -164,7 +161,7 @@ Keep: TypeAlias = Annotated[
 _MATCH = "Matching"
 Method: TypeAlias = Annotated[
     str | None,
-    _option(
+    option(
         _MATCH,
         "Match units, or average element by element for comparison (default: fedma).",
         metavar="fedma|average",
@@ -172,11 +169,11 @@ Method: TypeAlias = Annotated[
 ]
 Preset: TypeAlias = Annotated[
     str | None,
-    _option(_MATCH, "The settings of the paper's own code.", metavar="paper"),
+    option(_MATCH, "The settings of the paper's own code.", metavar="paper"),
 ]
 MatchThreshold: TypeAlias = Annotated[
     float | None,
-    _option(
+    option(
         _MATCH,
         "Units merge above this cosine; 1 merges nothing (default: 0.5).",
         metavar="T",
@@ -184,7 +181,7 @@ MatchThreshold: TypeAlias = Annotated[
 ]
 MaxGrowth: TypeAlias = Annotated[
     str | None,
-    _option(
+    option(
         _MATCH,
         "Most parameters, as a multiple of the widest client's; 1 never grows (default: 1.5).",
         metavar="X|none",
@@ -192,23 +189,23 @@ MaxGrowth: TypeAlias = Annotated[
 ]
 Gamma: TypeAlias = Annotated[
     float | None,
-    _option(_MATCH, "How readily new units appear (default: 1).", metavar="G"),
+    option(_MATCH, "How readily new units appear (default: 1).", metavar="G"),
 ]
 Sigma: TypeAlias = Annotated[
     float | None,
-    _option(_MATCH, "Variance of units around their mean, instead of the threshold.", metavar="V"),
+    option(_MATCH, "Variance of units around their mean, instead of the threshold.", metavar="V"),
 ]
 Sigma0: TypeAlias = Annotated[
     float | None,
-    _option(_MATCH, "Variance of the global units; goes with --sigma.", metavar="V"),
+    option(_MATCH, "Variance of the global units; goes with --sigma.", metavar="V"),
 ]
 Sweeps: TypeAlias = Annotated[
     int | None,
-    _option(_MATCH, "Most sweeps over the clients per group (default: 20).", metavar="N"),
+    option(_MATCH, "Most sweeps over the clients per group (default: 20).", metavar="N"),
 ]
 Refine: TypeAlias = Annotated[
     int | None,
-    _option(
+    option(
         _MATCH,
         "Most passes that also compare outgoing and recurrent weights (default: 3).",
         metavar="N",
@@ -216,11 +213,11 @@ Refine: TypeAlias = Annotated[
 ]
 Seed: TypeAlias = Annotated[
     int | None,
-    _option(_MATCH, "Seed of the sweeps' order (default: 0).", metavar="N"),
+    option(_MATCH, "Seed of the sweeps' order (default: 0).", metavar="N"),
 ]
 Solver: TypeAlias = Annotated[
     str | None,
-    _option(
+    option(
         _MATCH,
         "Assignment solver (default: by the problem's shape).",
         metavar="auto|scipy|lapjv|lapsolver",
@@ -228,7 +225,7 @@ Solver: TypeAlias = Annotated[
 ]
 TieBreaker: TypeAlias = Annotated[
     float | None,
-    _option(
+    option(
         _MATCH,
         "Weight of outgoing weights in telling equal units apart (default: 0.001).",
         metavar="X",
@@ -238,11 +235,11 @@ TieBreaker: TypeAlias = Annotated[
 _AVG = "Averaging"
 ClientWeight: TypeAlias = Annotated[
     list[str] | None,
-    _option(_AVG, "How much a client counts (default: 1); repeatable.", metavar="NAME=W"),
+    option(_AVG, "How much a client counts (default: 1); repeatable.", metavar="NAME=W"),
 ]
 ClassCounts: TypeAlias = Annotated[
     str | None,
-    _option(
+    option(
         _AVG,
         r'Average the last layer by class: {"name": \[count per class, …]}.',
         metavar="FILE.json",
@@ -252,15 +249,15 @@ ClassCounts: TypeAlias = Annotated[
 _RUN = "Running"
 Device: TypeAlias = Annotated[
     str,
-    _option(_RUN, "Where matrix products run (default: auto).", metavar="auto|cpu|cuda|mps"),
+    option(_RUN, "Where matrix products run (default: auto).", metavar="auto|cpu|cuda|mps"),
 ]
 Threads: TypeAlias = Annotated[
     int | None,
-    _option(_RUN, "CPU threads of products and solver (default: all cores).", metavar="N"),
+    option(_RUN, "CPU threads of products and solver (default: all cores).", metavar="N"),
 ]
 Config: TypeAlias = Annotated[
     Path | None,
-    _option(
+    option(
         _RUN,
         "Options from a YAML or JSON file, or from a merge record to run it again.",
         metavar="FILE",
@@ -269,7 +266,7 @@ Config: TypeAlias = Annotated[
     ),
 ]
 Json: TypeAlias = Annotated[
-    bool, _option(_RUN, "Print one JSON object on stdout and nothing else.", "--json")
+    bool, option(_RUN, "Print one JSON object on stdout and nothing else.", "--json")
 ]
-Quiet: TypeAlias = Annotated[bool, _option(_RUN, "Print errors only.", "--quiet", "-q")]
-Verbose: TypeAlias = Annotated[bool, _option(_RUN, "Say more on stderr.", "--verbose", "-v")]
+Quiet: TypeAlias = Annotated[bool, option(_RUN, "Print errors only.", "--quiet", "-q")]
+Verbose: TypeAlias = Annotated[bool, option(_RUN, "Say more on stderr.", "--verbose", "-v")]

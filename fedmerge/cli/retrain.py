@@ -12,7 +12,7 @@ from typing import Any
 
 from fedmerge.cli import show
 from fedmerge.cli.arguments import given_plan, match_options, model_code
-from fedmerge.cli.match import _as_argument, _sizes, _ways_to_load, _written
+from fedmerge.cli.match import as_argument, sizes, ways_to_load, written
 from fedmerge.cli.retrain_progress import listening
 from fedmerge.cli.terminal import Terminal
 from fedmerge.workflow.retrain.history import RoundEntry
@@ -113,10 +113,10 @@ def _show_retrained(retrained: Retrained, output: Path, terminal: Terminal) -> N
     rows = [_row(entry, metrics) for entry in retrained.rounds]
     columns = ["round", "layer", "width", "local loss", *metrics, "up", "down", "missing"]
     terminal.table(title, columns, rows)
-    for line in (*_sizes(retrained), *_ways_to_load(retrained, output), *_absences(retrained)):
+    for line in (*sizes(retrained), *ways_to_load(retrained, output), *_absences(retrained)):
         terminal.line(line)
-    terminal.line(f"wrote {_written(output)}; check it with:")
-    terminal.line(shlex.join(["fedmerge", "verify", _as_argument(output)]))
+    terminal.line(f"wrote {written(output)}; check it with:")
+    terminal.line(shlex.join(["fedmerge", "verify", as_argument(output)]))
 
 
 def _row(entry: RoundEntry, metrics: Sequence[str]) -> list[str]:

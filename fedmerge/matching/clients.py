@@ -22,13 +22,12 @@ class ClientUnits:
 
 def client_units(features: UnitFeatures, *, exact: bool) -> ClientUnits:
     """Return a client's units, all to be multiplied in float64 if `exact` or float64 already."""
-    own, ties = row_squares(features.weights), row_squares(features.ties)
-    squares = own + ties
+    squares = features.squares + row_squares(features.ties)
     if exact or any(part.dtype == np.float64 for _, part in feature_parts(features)):
         sensitive = np.ones(features.count, dtype=np.bool_)
     else:
         sensitive = features.twins
-    return ClientUnits(features, squares, float(own.sum()), sensitive)
+    return ClientUnits(features, squares, float(features.squares.sum()), sensitive)
 
 
 def feature_parts(features: UnitFeatures) -> Iterator[tuple[slice, FloatArray]]:

@@ -132,9 +132,3 @@ def products_at_home(units: ClientUnits, sums: FloatArray, homes: IntArray) -> F
         for rows in row_chunks(*part.shape):
             products[rows] += row_products(part[rows], sums[homes[rows], place])
     return products
-
-
-def squares_at(sums: FloatArray, columns: IntArray) -> Float64Array:
-    """Return (columns,) the squared norms of some rows of (slots, features) sums."""
-    chunks = (columns[rows] for rows in row_chunks(len(columns), sums.shape[1]))
-    return np.concatenate([row_squares(sums[as_slice(some)]) for some in chunks])

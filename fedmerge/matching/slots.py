@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from fedmerge.matching.clients import ClientUnits, feature_parts
-from fedmerge.matching.rows import row_chunks
+from fedmerge.matching.rows import row_chunks, row_squares
 from fedmerge.types.arrays import Float64Array, FloatArray, IntArray
 
 HOMELESS = -1  # the slot of a unit that is not placed yet
@@ -20,6 +20,7 @@ class Slots:
     """
 
     sums: FloatArray  # (slots, features), sum of the members; float64 if any product needs it
+    squares: Float64Array  # (slots,), |sum|²
     counts: IntArray  # (slots,), members; 0 where free
     exact: IntArray  # (slots,), members whose products need float64
     changed: IntArray  # (slots,), when a member last came or left
@@ -32,6 +33,7 @@ class Slots:
         ]
         dtype = np.float64 if any(client.exact.any() for client in clients) else np.float32
         self.sums = np.zeros((capacity, clients[0].features.length), dtype=dtype)
+        self.squares = np.zeros(capacity)
         self.counts = np.zeros(capacity, dtype=np.int64)
         self.exact = np.zeros(capacity, dtype=np.int64)
         self.changed = np.full(capacity, -1, dtype=np.int64)
@@ -62,6 +64,7 @@ class Slots:
         self._change(client, units[placed], old[placed], sign=-1, now=now)
         emptied = old[placed][self.counts[old[placed]] == 0]
         self.sums[emptied] = 0  # no rounding may survive its members
+        self.squares[emptied] = 0
         self._free.extend(sorted(emptied.tolist(), reverse=True))
         slots = slots.copy()
         alone = np.flatnonzero(slots == HOMELESS)
@@ -74,10 +77,12 @@ class Slots:
     ) -> None:
         """Add (sign 1) or take away (sign -1) units of one client, each from its own slot."""
         change = np.add if sign > 0 else np.subtract
+        self.squares[slots] = 0
         for place, part in feature_parts(self._clients[client].features):
             for rows in row_chunks(len(units), part.shape[1]):
                 members = self.sums[slots[rows], place]
                 self.sums[slots[rows], place] = change(members, part[units[rows]], out=members)
+                self.squares[slots[rows]] += row_squares(members)
         self.counts[slots] += sign
         self.exact[slots] += sign * self._clients[client].exact[units]
         self.travel[slots] += np.sqrt(self._clients[client].squares[units])
@@ -97,6 +102,7 @@ class Slots:
         self.sums = np.concatenate(
             [self.sums, np.zeros((added, self.sums.shape[1]), self.sums.dtype)]
         )
+        self.squares = np.concatenate([self.squares, np.zeros(added)])
         self.counts = np.concatenate([self.counts, np.zeros(added, dtype=np.int64)])
         self.exact = np.concatenate([self.exact, np.zeros(added, dtype=np.int64)])
         self.changed = np.concatenate([self.changed, np.full(added, -1, dtype=np.int64)])

@@ -16,13 +16,12 @@ TWIN_DIRECTIONS = 16
 FLOAT32_SAFE_SQUARES = (1e-20, 1e20)  # |w|² whose products neither vanish nor overflow in float32
 
 
-def near_twins(weights: FloatArray) -> BoolArray:
+def near_twins(weights: FloatArray, squares: Float64Array) -> BoolArray:
     """Return (units,) which units of (units, features) resemble another one, or are next to zero.
 
-    It may be too many, never too few. The directions are random signs from a fixed seed: the same
-    units get the same answer.
+    `squares` (units,) are their squared norms. It may be too many, never too few. The directions
+    are random signs from a fixed seed: the same units get the same answer.
     """
-    squares = row_squares(weights)
     low, high = FLOAT32_SAFE_SQUARES
     usable = (squares >= low) & (squares < high)
     found = ~usable

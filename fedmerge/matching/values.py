@@ -6,8 +6,9 @@ from typing import Literal, TypeAlias
 
 import numpy as np
 
+from fedmerge.matching.rows import row_squares
 from fedmerge.matching.twins import near_twins
-from fedmerge.types.arrays import BoolArray, FloatArray
+from fedmerge.types.arrays import BoolArray, Float64Array, FloatArray
 from fedmerge.types.assignments import Assignment
 
 SolverName: TypeAlias = Literal["auto", "scipy", "lapjv", "lapsolver"]
@@ -37,7 +38,12 @@ class UnitFeatures:
     @cached_property
     def twins(self) -> BoolArray:
         """Which units' weights (units,) resemble another one's: where tie-breakers decide."""
-        return near_twins(self.weights)
+        return near_twins(self.weights, self.squares)
+
+    @cached_property
+    def squares(self) -> Float64Array:
+        """The squared norms (units,) of the units' weights."""
+        return row_squares(self.weights)
 
 
 @dataclass(frozen=True)

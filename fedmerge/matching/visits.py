@@ -12,7 +12,6 @@ from fedmerge.matching.products import (
     Products,
     products_at_home,
     products_with_others,
-    squares_at,
 )
 from fedmerge.matching.rewards import base_scores, existing_rewards, new_rewards
 from fedmerge.matching.rows import as_slice
@@ -143,7 +142,7 @@ class Visitor:
         bound = memory.inner[:, as_slice(view.columns)] + np.outer(np.sqrt(units.squares), moved)
         home = products_at_home(units, slots.sums, slots.homes[client])
         bound[np.arange(len(home)), view.current] = home - units.squares
-        squares = squares_at(slots.sums, view.columns)
+        squares = slots.squares[view.columns]
         squares[view.current] += units.squares - 2 * home
         rewards = self._joined(client, view, Products(bound, squares))
         favourites = distinct_favourites(self._problem(rewards))

@@ -113,7 +113,8 @@ def pair_shards(clients: Sequence[str], paths: Sequence[Path]) -> Pairing:
     by_stem = {path.stem: path for path in paths}
     if set(by_stem) == set(clients):
         return Pairing({name: by_stem[name] for name in clients}, "paired by name")
-    in_order = dict(zip(sorted(clients, key=_natural), sorted(paths, key=_natural), strict=True))
+    names, files = sorted(clients, key=natural_order), sorted(paths, key=natural_order)
+    in_order = dict(zip(names, files, strict=True))
     pairs = ", ".join(f"{name} ← {path.name}" for name, path in in_order.items())
     return Pairing(
         {name: in_order[name] for name in clients},
@@ -149,7 +150,7 @@ def _call(reference: str, client: str) -> tuple[Array, Array]:
     return as_array(result[0]), as_array(result[1])
 
 
-def _natural(name: str | Path) -> list[tuple[int, str, int]]:
+def natural_order(name: str | Path) -> list[tuple[int, str, int]]:
     """Order c2 before c10."""
     parts = re.findall(r"(\d+)|(\D+)", str(name))
     return [(0, "", int(number)) if number else (1, text, 0) for number, text in parts]

@@ -15,8 +15,6 @@ from fedmerge.units.blocks import Block, compared, unit_blocks
 from fedmerge.units.place import Placement, place_axis
 from fedmerge.units.scatter import along
 
-SAFE_SQUARES = (1e-20, 1e30)  # sums that float32 squares neither vanish from nor overflow
-
 
 @dataclass(frozen=True)
 class TieBreaker:
@@ -38,15 +36,6 @@ class GatheredUnits:
     weights: FloatArray  # (units, features), what the cost compares
     ties: FloatArray  # (units, tie features), scaled to decide only between equal units
     entries: int  # how many of the weights the client owns; the others pad the global layout
-
-    @property
-    def squares(self) -> float:
-        """The sum of all weights' squares."""
-        by_unit = np.einsum("ij,ij->i", self.weights, self.weights)
-        total = float(by_unit.sum(dtype=np.float64))
-        if SAFE_SQUARES[0] < total < SAFE_SQUARES[1]:
-            return total
-        return float(np.einsum("ij,ij->", self.weights, self.weights, dtype=np.float64))
 
 
 def gather_units(

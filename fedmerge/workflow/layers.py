@@ -211,13 +211,13 @@ def match_group(
     if problem.dials.threshold == 1 and limit is None:
         return keep_apart([own[group] for own in problem.client_widths])
     gather = partial(_gather, problem, group, matchings, outgoing=outgoing)
-    units = gather(ties=None)
-    features = [UnitFeatures(client.weights, client.ties) for client in units]
+    features, entries = gather(ties=None)
     if any(client.twins.any() for client in features):
-        features = [UnitFeatures(c.weights, c.ties) for c in gather(ties=problem.ties)]
+        del features  # before they are gathered once more
+        features, entries = gather(ties=problem.ties)
     return match_units(
         features,
-        _prior(problem.dials, units),
+        _prior(problem.dials, features, entries),
         problem.search,
         max_width=limit,
         rng=np.random.default_rng([problem.seed, number]),
@@ -232,25 +232,26 @@ def _gather(
     *,
     ties: TieBreaker | None,
     outgoing: bool,
-) -> list[GatheredUnits]:
-    """Return the features of one group's units for every client."""
-    return [
-        gather_units(
-            client,
+) -> tuple[list[UnitFeatures], int]:
+    """Return the features of one group's units for every client, and how many numbers they own."""
+
+    def gather(number: int) -> GatheredUnits:
+        return gather_units(
+            problem.clients[number],
             problem.plan,
             group,
-            widths=own,
-            placed={name: matching.assignments[place] for name, matching in matchings.items()},
+            widths=problem.client_widths[number],
+            placed={name: matching.assignments[number] for name, matching in matchings.items()},
             ties=ties,
             outgoing=outgoing,
         )
-        for place, (client, own) in enumerate(
-            zip(problem.clients, problem.client_widths, strict=True)
-        )
-    ]
+
+    units = [gather(number) for number in range(len(problem.clients))]
+    features = [UnitFeatures(client.weights, client.ties) for client in units]
+    return features, sum(client.entries for client in units)
 
 
-def _prior(dials: Dials, units: Sequence[GatheredUnits]) -> Prior:
+def _prior(dials: Dials, features: Sequence[UnitFeatures], entries: int) -> Prior:
     """Return fixed variances, or σ0² = t·V and σ² = (1−t)·V with V the weights' second moment."""
     if dials.threshold is None:
         assert dials.sigma is not None
@@ -262,6 +263,5 @@ def _prior(dials: Dials, units: Sequence[GatheredUnits]) -> Prior:
             popularity_weight=dials.popularity_weight,
             popularity_clip=dials.popularity_clip,
         )
-    entries = sum(client.entries for client in units)
-    moment = sum(client.squares for client in units) / max(1, entries)
+    moment = sum(float(client.squares.sum()) for client in features) / max(1, entries)
     return prior_at_threshold(min(dials.threshold, HIGHEST_THRESHOLD), moment, gamma=dials.gamma)

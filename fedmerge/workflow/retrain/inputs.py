@@ -30,7 +30,7 @@ from fedmerge.training import (
     read_shard,
     seeded,
 )
-from fedmerge.training.shards import _natural
+from fedmerge.training.shards import natural_order
 from fedmerge.types.assignments import Assignment
 from fedmerge.types.plans import Plan
 from fedmerge.workflow.clients import Source, expand_sources, open_clients
@@ -159,9 +159,9 @@ def expand_shards(arguments: Sequence[str | Path]) -> list[str]:
             shards.append(argument)
         elif path.is_dir():
             files = [p for p in path.iterdir() if p.suffix in SHARD_SUFFIXES and p.is_file()]
-            shards += map(str, sorted(files, key=_natural))
+            shards += map(str, sorted(files, key=natural_order))
         elif found := glob.glob(argument):  # noqa: PTH207 (absolute patterns too)
-            shards += sorted(found, key=_natural)
+            shards += sorted(found, key=natural_order)
         else:
             raise UsageError(f"--shards {argument}: there is no such file or folder")
     if not shards:

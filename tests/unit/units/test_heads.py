@@ -98,7 +98,7 @@ def test_features_of_a_head_are_the_roots_of_its_weights_squares() -> None:
     queries, keys, values = np.split(weights, [12, 24])
     units = gather_units(one, HEADS, "h", widths=HEAD_WIDTHS, placed={}, ties=TieBreaker())
     assert units.entries == 30 * 7
-    np.testing.assert_allclose(units.squares, np.sum(weights**2))
+    np.testing.assert_allclose(np.sum(units.weights**2), np.sum(weights**2))
     for head in range(3):
         q, k, v = (x.reshape(3, -1, 7)[head] for x in (queries, keys, values))
         # weights of queries and keys, then their biases: in the order of the tensors

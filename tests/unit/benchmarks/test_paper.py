@@ -171,6 +171,7 @@ def test_the_page_has_means_with_their_spread_and_says_what_was_not_run() -> Non
     assert "at round 8 | 1 points | ≥ 2: MISSED |" in text
     assert "at round 4 | 4 points | ≥ 3: met |" in text
     assert text.count("Not run here.") == 4  # initialisation, epochs, Shakespeare and CIFAR-10
+    assert "Not run here: FedAvg, shared; FedProx, shared; ensemble.\n" in text
 
 
 def test_only_runs_with_the_settings_of_the_page_are_shown() -> None:

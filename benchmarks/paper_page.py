@@ -1,0 +1,248 @@
+"""The page of the paper's comparison in the docs, written from results alone."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+
+from benchmarks.measure import Result
+from benchmarks.paper_plot import Mark, Series, plot
+from benchmarks.paper_runs import Outcome, Point
+from benchmarks.paper_suites import ENSEMBLE, SUITES, Experiment, experiments
+from benchmarks.paper_text import COMMANDS, INTRODUCTION, REMARKS, ROW_NAMES, TITLES, TRIALS
+from benchmarks.report import machine
+
+Runs = Mapping[Experiment, Outcome]
+Seeds = Sequence[tuple[Experiment, Outcome]]
+Methods = Mapping[str, Seeds]  # name → its seeds
+
+BARS = ((4, 3.0), (8, 2.0))  # round → points that FedMA must be ahead of FedAvg
+MOST_BYTES = 1 / 3  # of FedAvg's
+FEDMA, FEDAVG = "FedMA, independent", "FedAvg, independent"
+NAMES = {"fedma": "FedMA", "fedavg": "FedAvg", "fedprox": "FedProx"}
+COUNTED = ("part", "sha256", "seed", "on")  # what settings of two runs are not compared by
+
+
+def write_page(results: Runs, docs: Path) -> None:
+    """Write `paper.md` and its plots."""
+    for name, picture in plots(results).items():
+        (docs / f"paper-{name}.svg").write_text(picture, encoding="utf-8")
+    (docs / "paper.md").write_text(page(results), encoding="utf-8")
+
+
+def page(results: Runs) -> str:
+    """Return the page as Markdown; the same results give the same page on one machine."""
+    where = ", ".join(f"{name} {value}" for name, value in machine().items())
+    parts = [INTRODUCTION, f"Run on: {where}.\n", COMMANDS]
+    for dataset, suite in SUITES.items():
+        parts.append(f"## {TITLES[dataset]}\n")
+        for part in suite.parts:
+            runs = shown(results, dataset, part)
+            parts += [f"### {TITLES[part]}\n", REMARKS[dataset, part]]
+            if not runs:
+                parts.append("Not run here.\n")
+            elif part == "epochs":
+                parts.append(_epochs(runs, shown(results, dataset, "main")))
+            else:
+                parts += _section(runs, dataset, part)
+    parts += _trials(results)
+    return "\n".join(part for part in parts if part)
+
+
+def plots(results: Runs) -> dict[str, str]:
+    """Return the pictures: accuracy by rounds and by bytes of every data set that was run."""
+    pictures = {}
+    for dataset in SUITES:
+        methods = by_method(shown(results, dataset, "main"))
+        lines = {name: seeds for name, seeds in methods.items() if seeds[0][0].method != ENSEMBLE}
+        if not lines:
+            continue
+        by_rounds = [
+            Series(name, _marks(seeds, lambda p: p.round)) for name, seeds in lines.items()
+        ]
+        by_bytes = [
+            Series(name, _marks(seeds, lambda p: p.megabytes)) for name, seeds in lines.items()
+        ]
+        label = "test accuracy in %"
+        pictures[f"{dataset}-rounds"] = plot(by_rounds, x_label="rounds", y_label=label)
+        pictures[f"{dataset}-bytes"] = plot(by_bytes, x_label="megabytes", y_label=label)
+    return pictures
+
+
+def shown(results: Runs, dataset: str, part: str) -> dict[Experiment, Outcome]:
+    """Return the runs of a part that were made with its settings, on test data."""
+    return {
+        experiment: outcome
+        for experiment, outcome in results.items()
+        if (experiment.dataset, experiment.part, experiment.on) == (dataset, part, "test")
+        and experiment in experiments(dataset, experiment.sha256, [experiment.seed], parts=[part])
+    }
+
+
+def by_method(runs: Runs) -> Methods:
+    """Return all seeds of every method, in the order in which methods were run."""
+    methods: dict[str, list[tuple[Experiment, Outcome]]] = {}
+    for experiment, outcome in runs.items():
+        methods.setdefault(_name(experiment), []).append((experiment, outcome))
+    return methods
+
+
+def _name(experiment: Experiment) -> str:
+    name = NAMES.get(experiment.method)
+    return ENSEMBLE if name is None else f"{name}, {experiment.init}"
+
+
+def _left_out(methods: Methods, dataset: str, part: str) -> str:
+    """Return which methods of a part were not run, in words; empty if all were."""
+    asked = dict.fromkeys(map(_name, experiments(dataset, "", [0], parts=[part])))
+    missing = [name for name in asked if name not in methods]
+    return f"Not run here: {'; '.join(missing)}.\n" if missing else ""
+
+
+def bars(methods: Methods) -> list[Result]:
+    """Return how far FedMA is ahead of FedAvg at the rounds of the bars, and its bytes.
+
+    The mean over seeds has a bar; the median shows whether one seed alone decides.
+    """
+    results = []
+    for number, least in BARS:
+        ours, theirs = (_by_seed(methods[name], number) for name in (FEDMA, FEDAVG))
+        leads = [ours[seed] - theirs[seed] for seed in ours if seed in theirs]
+        note = "by seed: " + ", ".join(f"{lead:.1f}" for lead in leads)
+        what = f"FedMA ahead of FedAvg, both independent, at round {number}"
+        mean, median = statistics.mean(leads), statistics.median(leads)
+        results.append(Result(what, mean, "points", bar=least, at_least=True, note=note))
+        results.append(Result("the same, median", median, "points", bar=least, at_least=True))
+    megabytes = [_megabytes(methods[name], BARS[-1][0]) for name in (FEDMA, FEDAVG)]
+    what = f"FedMA's bytes ÷ FedAvg's, {BARS[-1][0]} rounds"
+    return [*results, Result(what, megabytes[0] / megabytes[1], "", bar=round(MOST_BYTES, 3))]
+
+
+def _section(runs: Runs, dataset: str, part: str) -> Iterator[str]:
+    methods = by_method(runs)
+    yield _methods(methods, SUITES[dataset].layers)
+    yield _left_out(methods, dataset, part)
+    complete = all(name in methods for name in (FEDMA, FEDAVG))
+    if dataset == "mnist" and complete:
+        judged = bars(methods) if part == "main" else [replace(r, bar=None) for r in bars(methods)]
+        rows = ((r.what, r.shown, r.verdict, r.note) for r in judged)
+        yield _table(("what", "measured", "bar", ""), rows)
+    if ENSEMBLE in methods:
+        yield _alone(methods[ENSEMBLE])
+    if part == "main":
+        yield f"![by rounds](paper-{dataset}-rounds.svg)\n"
+        yield f"![by megabytes](paper-{dataset}-bytes.svg)\n"
+
+
+def _methods(methods: Methods, layers: int) -> str:
+    """Return a table of the accuracies after every pass, with their spread."""
+    rounds = sorted({p.round for s in methods.values() for _, o in s for p in o.points})
+    chosen = [number for number in rounds if number % layers == 0]
+    rows = []
+    for name, seeds in methods.items():
+        if name == ENSEMBLE:
+            continue
+        cells = [_cell(_accuracies(seeds, number)) for number in chosen]
+        megabytes = f"{_megabytes(seeds, chosen[-1]):.1f}"
+        growth = f"{statistics.mean(o.growth for _, o in seeds):.2f}×"
+        seconds = f"{statistics.mean(o.seconds for _, o in seeds):.0f}"
+        numbers = ", ".join(str(e.seed) for e, _ in seeds)
+        rows.append((name, numbers, *cells, megabytes, growth, seconds))
+    heads = [f"round {number}" for number in chosen]
+    last = f"MB until round {chosen[-1]}"
+    return _table(("method", "seeds", *heads, last, "growth", "CPU s"), rows)
+
+
+def _alone(seeds: Seeds) -> str:
+    """Return a table of clients that trained alone, without rounds."""
+    kinds = seeds[0][1].others
+    rows = [(ROW_NAMES[kind], _cell([o.others[kind] for _, o in seeds])) for kind in kinds]
+    epochs = seeds[0][0].epochs * SUITES[seeds[0][0].dataset].layers
+    return _table((f"clients that trained alone for {epochs} epochs", "accuracy in %"), rows)
+
+
+def _epochs(runs: Runs, usual: Runs) -> str:
+    """Return a table of the accuracies after one pass by local epochs, the usual ones too."""
+    seeds = {experiment.seed for experiment in runs}
+    tried = {(experiment.method, experiment.init) for experiment in runs}
+    values: dict[int, dict[str, str]] = {}
+    for experiment, outcome in {**usual, **runs}.items():
+        if experiment.seed in seeds and (experiment.method, experiment.init) in tried:
+            layers = SUITES[experiment.dataset].layers
+            [accuracy] = _accuracies([(experiment, outcome)], layers)
+            name = f"{NAMES[experiment.method]}, {experiment.init}"
+            values.setdefault(experiment.epochs, {})[name] = f"{accuracy:.1f}"
+    names = [f"{NAMES[method]}, {init}" for method, init in sorted(tried, reverse=True)]
+    rows = [
+        (str(epochs), *(cells.get(name, "not run") for name in names))
+        for epochs, cells in sorted(values.items())
+    ]
+    return _table(("local epochs", *names), rows)
+
+
+def _trials(results: Runs) -> Iterator[str]:
+    """Yield a table of the runs by which settings were chosen."""
+    trials = {e: o for e, o in results.items() if e.on == "validation"}
+    yield TRIALS
+    rows = []
+    for experiment, outcome in trials.items():
+        changes = _changes(experiment)
+        points = ", ".join(f"{p.accuracy:.1f} (round {p.round})" for p in outcome.points[-2:])
+        name = NAMES.get(experiment.method, experiment.method)
+        row = (experiment.dataset, f"{name}, {experiment.init}", str(experiment.seed))
+        rows.append((*row, changes, points))
+    yield _table(("data", "method", "seed", "other than above", "accuracy in %"), rows)
+
+
+def _changes(experiment: Experiment) -> str:
+    """Return in what a run differs from that of the same method as it is done."""
+    values = asdict(experiment)
+    usual = min(
+        (asdict(e) for e in experiments(experiment.dataset, "", [0], parts=[experiment.part])),
+        key=lambda other: sum(values[name] != other[name] for name in other),
+    )
+    changed = (n for n in values if n not in COUNTED and values[n] != usual[n])
+    return ", ".join(f"{name} {_told(values[name])}" for name in changed) or "nothing"
+
+
+def _told(value: object) -> str:
+    return " + ".join(map(str, value)) if isinstance(value, tuple) else str(value)
+
+
+def _marks(seeds: Seeds, place: Callable[[Point], float]) -> tuple[Mark, ...]:
+    """Return mean and spread at every round that all seeds have."""
+    marks = []
+    for point in seeds[0][1].points:
+        found = [p for _, o in seeds for p in o.points if p.round == point.round]
+        values = [p.accuracy for p in found]
+        x = statistics.mean(map(place, found))
+        marks.append(Mark(x, statistics.mean(values), min(values), max(values)))
+    return tuple(marks)
+
+
+def _accuracies(seeds: Seeds, number: int) -> list[float]:
+    return [p.accuracy for _, o in seeds for p in o.points if p.round == number]
+
+
+def _by_seed(seeds: Seeds, number: int) -> dict[int, float]:
+    """Return every seed's accuracy after a round."""
+    return {e.seed: p.accuracy for e, o in seeds for p in o.points if p.round == number}
+
+
+def _megabytes(seeds: Seeds, number: int) -> float:
+    return statistics.mean(p.megabytes for _, o in seeds for p in o.points if p.round == number)
+
+
+def _cell(values: Sequence[float]) -> str:
+    if not values:
+        return "–"
+    if len(values) == 1:
+        return f"{values[0]:.1f}"
+    return f"{statistics.mean(values):.1f} ({min(values):.1f} to {max(values):.1f})"
+
+
+def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [heads, ["---"] * len(heads), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"

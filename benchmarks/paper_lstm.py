@@ -18,8 +18,8 @@ from fedmerge.types.layouts import Widths
 from fedmerge.types.plans import Plan
 from fedmerge.workflow.layers import match_group
 from fedmerge.workflow.retrain.federation import Exchange, Federation
-from fedmerge.workflow.retrain.fedma import FedMA
-from fedmerge.workflow.retrain.locals import LocalModel, same_units
+from fedmerge.workflow.retrain.fedma import FedMA, same_matchings
+from fedmerge.workflow.retrain.locals import LocalModel
 from fedmerge.workflow.retrain.schedule import Round
 
 EMBEDDING, DECODER = "encoder.weight", "decoder.weight"
@@ -68,10 +68,7 @@ class LstmFedMA(FedMA):
             plan=replace(whole, tensors=sent),
         )
         number = [g.name for g in whole.groups].index(group)
-        earlier = {
-            name: GroupMatching((same_units(width),) * len(clients), width, 0, 0.0)
-            for name, width in matched.items()
-        }
+        earlier = same_matchings(matched, len(clients))
         for _ in range(REFINEMENTS):
             before, placed = found, {**earlier, group: found}
             found = match_group(

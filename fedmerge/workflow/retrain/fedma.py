@@ -112,10 +112,7 @@ class FedMA:
             self.problem, clients=clients, client_widths=widths, plan=plan or self.problem.plan
         )
         number = [g.name for g in problem.plan.groups].index(group)
-        earlier = {
-            name: GroupMatching((same_units(width),) * len(clients), width, 0, 0.0)
-            for name, width in matched.items()
-        }
+        earlier = same_matchings(matched, len(clients))
         return match_group(problem, number, earlier, limit, progress=lambda share: None)
 
     def _limit(self, group: str, matched: Widths) -> int | None:
@@ -261,6 +258,14 @@ class FedMA:
             placements=tuple({} for _ in federation.locals),
             groups=(),
         )
+
+
+def same_matchings(widths: Widths, clients: int) -> dict[str, GroupMatching]:
+    """Return the matchings of groups along which all clients have the same units already."""
+    return {
+        name: GroupMatching((same_units(width),) * clients, width, 0, 0.0)
+        for name, width in widths.items()
+    }
 
 
 def local_arrays(

@@ -25,6 +25,8 @@ what the number is meant to reach.
   at 0.9 **nothing matches**. A matching is one pass over all groups, at most 5 sweeps each.
 - **Gain** of a saving: the time without it ÷ the time with all of them; alone: the time without
   any ÷ the time with only this one. The assignments are compared in every setting.
+- **Overhead** of retraining: CPU time outside the clients' training loops (shards opened, models
+  built, planning, matching, averaging, states saved) ÷ that inside them; no evaluation.
 """
 
 COMMANDS = """\

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
-from benchmarks import loops, matching, memory, processes, shortcuts, wide
+from benchmarks import loops, matching, memory, processes, retraining, shortcuts, wide
 from benchmarks.measure import Result
 
 
@@ -25,6 +25,7 @@ SUITES: Mapping[str, Suite] = {
     "shortcuts": Suite("Savings, one by one", shortcuts.results),
     "runs": Suite("Whole merges as processes", processes.run_results),
     "memory": Suite("Peak memory, small files", memory.results),
+    "retraining": Suite("Retraining beyond the training itself", retraining.results),
     "matching-slow": Suite(
         "One matching against its floor, more clients", matching.slow_results, is_slow=True
     ),

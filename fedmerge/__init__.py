@@ -18,13 +18,21 @@ if TYPE_CHECKING:
     from fedmerge.errors import UnsafeCheckpointError as UnsafeCheckpointError
     from fedmerge.errors import UsageError as UsageError
     from fedmerge.types.plans import Plan as Plan
+    from fedmerge.workflow.compare import Comparison as Comparison
+    from fedmerge.workflow.compare import compare as compare
     from fedmerge.workflow.convert import convert as convert
+    from fedmerge.workflow.evaluate import EvaluationOptions as EvaluationOptions
+    from fedmerge.workflow.evaluate import Score as Score
+    from fedmerge.workflow.evaluate import evaluate as evaluate
     from fedmerge.workflow.load import load_model as load_model
     from fedmerge.workflow.match import match as match
     from fedmerge.workflow.match import plan as plan
     from fedmerge.workflow.merge import Merge as Merge
     from fedmerge.workflow.models import ModelCode as ModelCode
     from fedmerge.workflow.options import MatchOptions as MatchOptions
+    from fedmerge.workflow.partition import Partition as Partition
+    from fedmerge.workflow.partition import PartitionOptions as PartitionOptions
+    from fedmerge.workflow.partition import partition as partition
     from fedmerge.workflow.retrain.options import Preparation as Preparation
     from fedmerge.workflow.retrain.options import RetrainOptions as RetrainOptions
     from fedmerge.workflow.retrain.options import TrainSettings as TrainSettings
@@ -38,11 +46,15 @@ if TYPE_CHECKING:
 _HOMES = {
     "ArchitectureError": "errors",
     "CheckpointError": "errors",
+    "Comparison": "workflow.compare",
+    "EvaluationOptions": "workflow.evaluate",
     "FedmergeError": "errors",
     "MatchOptions": "workflow.options",
     "MatchingError": "errors",
     "Merge": "workflow.merge",
     "ModelCode": "workflow.models",
+    "Partition": "workflow.partition",
+    "PartitionOptions": "workflow.partition",
     "Plan": "types.plans",
     "Preparation": "workflow.retrain.options",
     "ReadOptions": "checkpoint",
@@ -50,14 +62,18 @@ _HOMES = {
     "Retrained": "workflow.retrain.result",
     "RetryPolicy": "workflow.retrain.running",
     "Running": "workflow.retrain.running",
+    "Score": "workflow.evaluate",
     "TrainSettings": "workflow.retrain.options",
     "TrainingError": "errors",
     "UnsafeCheckpointError": "errors",
     "UsageError": "errors",
     "Verification": "workflow.verify",
+    "compare": "workflow.compare",
     "convert": "workflow.convert",
+    "evaluate": "workflow.evaluate",
     "load_model": "workflow.load",
     "match": "workflow.match",
+    "partition": "workflow.partition",
     "plan": "workflow.match",
     "retrain": "workflow.retrain.retrain",
     "verify": "workflow.verify",

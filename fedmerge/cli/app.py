@@ -12,6 +12,7 @@ from fedmerge import __version__
 from fedmerge.cli import data_options as data_opt
 from fedmerge.cli import options as opt
 from fedmerge.cli import training_options as train
+from fedmerge.cli.signals import at_work
 from fedmerge.cli.terminal import Terminal
 from fedmerge.errors import UsageError
 
@@ -88,7 +89,8 @@ def match(
     _use_threads(threads)
     from fedmerge.cli import match as command
 
-    command.run(given, Terminal(json, quiet, verbose))
+    with at_work():
+        command.run(given, Terminal(json, quiet, verbose))
 
 
 @app.command()
@@ -98,6 +100,7 @@ def retrain(
     clients: opt.OptionalClients = None,
     output: opt.MergedOutput = Path("global.pt"),
     force: opt.Force = False,
+    shard_size: opt.ShardSize = None,
     dtype: opt.Dtype = None,
     dry_run: train.RetrainDryRun = False,
     data: train.EvaluationData = None,
@@ -139,6 +142,7 @@ def retrain(
     sigma: opt.Sigma = None,
     sigma0: opt.Sigma0 = None,
     sweeps: opt.Sweeps = None,
+    refine: opt.Refine = None,
     seed: opt.Seed = None,
     solver: opt.Solver = None,
     tie_breaker: opt.TieBreaker = None,
@@ -165,7 +169,8 @@ def retrain(
     _use_threads(threads)
     from fedmerge.cli import retrain as command
 
-    raise typer.Exit(command.run(given, Terminal(json, quiet, verbose)))
+    with at_work(command.STOPPED):
+        raise typer.Exit(command.run(given, Terminal(json, quiet, verbose)))
 
 
 @app.command("eval")
@@ -192,7 +197,8 @@ def evaluate(
     _use_threads(threads)
     from fedmerge.cli import eval as command
 
-    command.run(given, Terminal(json, quiet, verbose))
+    with at_work():
+        command.run(given, Terminal(json, quiet, verbose))
 
 
 @app.command()
@@ -241,7 +247,8 @@ def compare(
     _use_threads(threads)
     from fedmerge.cli import compare as command
 
-    command.run(given, Terminal(json, quiet, verbose))
+    with at_work():
+        command.run(given, Terminal(json, quiet, verbose))
 
 
 @app.command()
@@ -265,7 +272,8 @@ def partition(
     given = locals()
     from fedmerge.cli import partition as command
 
-    command.run(given, Terminal(json, quiet, verbose))
+    with at_work():
+        command.run(given, Terminal(json, quiet, verbose))
 
 
 @app.command()
@@ -295,7 +303,8 @@ def plan(
     given = locals()
     from fedmerge.cli import plan as command
 
-    command.run(given, Terminal(json, quiet, verbose))
+    with at_work():
+        command.run(given, Terminal(json, quiet, verbose))
 
 
 @app.command()
@@ -314,7 +323,8 @@ def inspect(
     given = locals()
     from fedmerge.cli import inspect as command
 
-    raise typer.Exit(command.run(given, Terminal(json, quiet, verbose)))
+    with at_work():
+        raise typer.Exit(command.run(given, Terminal(json, quiet, verbose)))
 
 
 @app.command()
@@ -334,7 +344,8 @@ def verify(
     given = locals()
     from fedmerge.cli import verify as command
 
-    raise typer.Exit(command.run(given, Terminal(json, quiet, verbose)))
+    with at_work():
+        raise typer.Exit(command.run(given, Terminal(json, quiet, verbose)))
 
 
 @app.command()
@@ -355,7 +366,8 @@ def convert(
     given = locals()
     from fedmerge.cli import convert as command
 
-    command.run(given, Terminal(json, quiet, verbose))
+    with at_work():
+        command.run(given, Terminal(json, quiet, verbose))
 
 
 @app.command()
@@ -377,7 +389,8 @@ def export(
     given = locals()
     from fedmerge.cli import export as command
 
-    command.run(given, Terminal(json, quiet, verbose))
+    with at_work():
+        command.run(given, Terminal(json, quiet, verbose))
 
 
 @app.command()
@@ -392,7 +405,8 @@ def demo(
     """Train small clients on skewed parts of a data set, merge and compare them."""
     from fedmerge.cli import demo as command
 
-    command.run(folder, Terminal(json, quiet, verbose))
+    with at_work():
+        command.run(folder, Terminal(json, quiet, verbose))
 
 
 def _use_threads(threads: int | None) -> None:

@@ -12,9 +12,8 @@ from dataclasses import dataclass
 
 import typer
 
+from fedmerge.cli.signals import INTERRUPTED, MESSAGE, Interrupted
 from fedmerge.errors import FedmergeError, UsageError
-
-INTERRUPTED = 130
 
 # Newer typers bring a click of their own, so its base error is found through one that they export.
 _ClickError: type[Exception] = typer.BadParameter.__mro__[2]
@@ -47,8 +46,8 @@ def run(arguments: Sequence[str]) -> int:
         return report(error, as_json=session.json)
     except _ClickError as error:
         return _report_usage(error, session.json)
-    except (KeyboardInterrupt, typer.Abort):
-        print("interrupted", file=sys.stderr)
+    except (Interrupted, KeyboardInterrupt, typer.Abort) as error:
+        print(str(error) or MESSAGE, file=sys.stderr)
         return INTERRUPTED
     except OSError as error:
         if error.errno not in (errno.EPIPE, errno.ENOSPC):

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import shlex
-import signal
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from fedmerge.checkpoint import parse_size
 from fedmerge.cli import show
 from fedmerge.cli.arguments import given_plan, match_options, model_code
 from fedmerge.cli.match import as_argument, sizes, ways_to_load, written
@@ -25,30 +24,32 @@ from fedmerge.workflow.retrain.running import Running, running_options
 from fedmerge.workflow.retrain.state import WorkDir
 
 CLIENTS_MISSING = 5
+STOPPED = "stopped; the same command with --resume goes on after the last full round"
 
 
 def run(given: Mapping[str, Any], terminal: Terminal) -> int:
     """Run the rounds, write the global model, and return the exit code."""
     started = time.perf_counter()
     running, output = running_options(given), Path(given["output"])
+    shard_size = parse_size(given["shard_size"])
     work_dir = WorkDir(given["work_dir"] or output.with_name(output.name + ".work"))
     if not given["dry_run"]:
         _check_places(given, output, work_dir)
-    with _stopping(terminal):
-        prepared = _prepared(given, running, terminal)
-        if given["dry_run"]:
-            _show_prediction(predict_run(prepared), terminal)
-            return 0
-        with listening(given["events"], terminal, given["resume"]) as hear:
-            retrained = run_prepared(
-                prepared,
-                data=given["data"],
-                work_dir=work_dir,
-                output=output,
-                running=running,
-                hear=hear,
-            )
-            retrained.write(output, force=True)  # what it may overwrite was decided before
+    prepared = _prepared(given, running, terminal)
+    if given["dry_run"]:
+        _show_prediction(predict_run(prepared), terminal)
+        return 0
+    with listening(given["events"], terminal, given["resume"]) as hear:
+        retrained = run_prepared(
+            prepared,
+            data=given["data"],
+            work_dir=work_dir,
+            output=output,
+            running=running,
+            hear=hear,
+        )
+        # What it may overwrite was decided before.
+        output = retrained.write(output, force=True, shard_size=shard_size)
     seconds = round(time.perf_counter() - started, 3)
     terminal.result({**retrained.summary(), "output": str(output), "seconds": seconds})
     _show_retrained(retrained, output, terminal)
@@ -63,6 +64,7 @@ def _check_places(given: Mapping[str, Any], output: Path, work_dir: WorkDir) -> 
         given["shards"],
         data=given["data"],
         force=given["force"],
+        sharded=given["shard_size"] is not None,
         work_dir=work_dir if given["resume"] else None,
     )
     if not given["resume"]:
@@ -87,23 +89,6 @@ def _prepared(given: Mapping[str, Any], running: Running, terminal: Terminal) ->
     for warning in prepared.warnings:
         terminal.warn(warning)
     return prepared
-
-
-@contextmanager
-def _stopping(terminal: Terminal) -> Iterator[None]:
-    """Let SIGTERM stop the run as Ctrl-C does, and say how to go on."""
-
-    def interrupt(number: int, frame: object) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    except KeyboardInterrupt:
-        terminal.note("stopped; the same command with --resume goes on after the last full round")
-        raise
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def _show_retrained(retrained: Retrained, output: Path, terminal: Terminal) -> None:

@@ -38,11 +38,16 @@ def find_work(reference: str) -> Work:
 
 
 def call_work(function: str, arrays: Arrays, settings: JsonObject, place: Place) -> Reply:
-    """Call work and return its result or its failure; what it prints goes to stderr."""
+    """Call work and return its result or its failure; what it prints goes to stderr.
+
+    Its time begins when its module is imported.
+    """
     began = time.perf_counter()
     try:
         with redirect_stdout(sys.stderr):  # stdout belongs to the results of the command
-            result = find_work(function)(_read_only(arrays), _plain(settings), place)
+            work = find_work(function)
+            began = time.perf_counter()
+            result = work(_read_only(arrays), _plain(settings), place)
         reply = _checked(result)
     except (Exception, SystemExit) as error:
         return Reply(

@@ -11,7 +11,6 @@ import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from itertools import islice
 from typing import TypeAlias
 
 from fedmerge.engines.values import ClientInfo, Outcome, Status, Task
@@ -21,7 +20,11 @@ from fedmerge.types.work import Place
 
 START_LIMIT = 300.0  # seconds for a worker to start and import its code; a hang, not slowness
 _FAREWELL = 5.0  # seconds for a worker to leave by itself
-_START = "import sys; sys.path[:] = {path!r}; from fedmerge.engines.worker import main; main()"
+# Ctrl-C reaches workers too, and is the parent's: ignored before anything else is imported.
+_START = (
+    "import signal, sys; signal.signal(signal.SIGINT, signal.SIG_IGN); sys.path[:] = {path!r}; "
+    "from fedmerge.engines.worker import main; main()"
+)
 _Ended: TypeAlias = "queue.SimpleQueue[tuple[_Seat, Outcome]]"
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
@@ -63,7 +66,11 @@ class ProcessEngine:
         return [ClientInfo(name, where) for name in self._clients]
 
     def run(self, tasks: Iterable[Task], *, timeout: float | None) -> Iterator[Outcome]:
-        """Yield one outcome per task as they end; at most one task per worker is in hand."""
+        """Yield one outcome per task as they end; at most one task per worker is in hand.
+
+        Where the system refuses to start a worker, the others do its tasks; if there are none,
+        the task is lost.
+        """
         if not self._running.acquire(blocking=False):
             raise RuntimeError("this engine is running tasks already")
         try:
@@ -74,12 +81,18 @@ class ProcessEngine:
     def _run(self, tasks: Iterator[Task], timeout: float | None) -> Iterator[Outcome]:
         ended: _Ended = queue.SimpleQueue()
         idle, busy = list(self._seats), set[_Seat]()
+        waiting: list[Task] = []  # for another worker than the one that could not be started
 
         def fill_seats() -> None:
-            for task in islice(tasks, len(idle)):
+            while idle and (task := waiting.pop() if waiting else next(tasks, None)):
                 seat = idle.pop(0)
+                problem = seat.begin(task, timeout, ended)
+                if problem and (idle or busy):
+                    waiting.append(task)
+                    continue
                 busy.add(seat)
-                seat.begin(task, timeout, ended)
+                if problem:
+                    ended.put((seat, Outcome(task.id, task.client, "lost", message=problem)))
 
         try:
             fill_seats()
@@ -106,16 +119,25 @@ class _Seat:
         self._place = place
         self._worker: _Worker | None = None
 
-    def begin(self, task: Task, timeout: float | None, ended: _Ended) -> None:
-        """Have a task done, and put its outcome into the queue."""
+    def begin(self, task: Task, timeout: float | None, ended: _Ended) -> str:
+        """Have a task done, and put its outcome into the queue; or say why it can't be started."""
+        place = Place(self._place.device, self._place.threads, timeout)
+        try:
+            worker = self._started()
+            threading.Thread(
+                target=lambda: ended.put((self, worker.do(task, place))), daemon=True
+            ).start()
+        except (OSError, RuntimeError) as error:  # too many processes, threads or open files
+            self.clear()
+            return f"its process cannot be started: {error}"
+        return ""
+
+    def _started(self) -> _Worker:
+        """Return the worker, a new one if there is none that can be used."""
         if self._worker is None or not self._worker.is_usable:
             self.clear()
             self._worker = _Worker(self._place.threads)
-        worker = self._worker
-        place = Place(self._place.device, self._place.threads, timeout)
-        threading.Thread(
-            target=lambda: ended.put((self, worker.do(task, place))), daemon=True
-        ).start()
+        return self._worker
 
     def clear(self) -> None:
         """End the worker, whatever it is doing."""

@@ -3,8 +3,9 @@
 The score of m new units is F(m) + c_1 + … + c_m, with F concave and c falling. Offer every row to
 be new at the same price p: if the best assignment then has m new units and c_{m+1} ≤ p ≤ c_m, it
 is the best one at the true rewards too, for no other number of new units gains more by c than by
-p. More new units than p pays for mean that p is too high, fewer that it is too low. Equal columns,
-which delay a solver, are never built.
+p. More new units than p pays for mean that p is too high, fewer that it is too low. Where no more
+than M may be new and the best assignment at p ≤ c_M has just M, it is the best one too: fewer would
+gain less by c than by p. Equal columns, which delay a solver, are never built.
 """
 
 import math
@@ -44,7 +45,7 @@ def solve_at_price(existing: Float64Array, new: Float64Array, *, likely: int) ->
         found = solve_priced(costs, price)
         added = int(np.count_nonzero(found < 0))
         if added > len(new):
-            return None  # the cap binds: all of the allowed new units are used
+            return _solve_at_cap(costs, len(new), min(price, float(new[-1])))
         floor = new[added] if added < len(new) else -math.inf
         ceiling = new[added - 1] if added else math.inf
         if floor <= price <= ceiling:
@@ -55,6 +56,27 @@ def solve_at_price(existing: Float64Array, new: Float64Array, *, likely: int) ->
             low, high = price, min(high, ceiling)
         trials.append(Trial(price, _fitting_price(new, added)))
         price = _next_price(trials, low, high)
+    return None
+
+
+def _solve_at_cap(costs: Float64Array, most: int, high: float) -> IntArray | None:
+    """Return (rows,) best columns at a price of at most `high` at which just `most` rows are new.
+
+    The number of new rows rises with the price, from none at the lowest reward of all.
+    """
+    low, price = -float(costs.max()), high
+    for _ in range(MAX_TRIES):
+        found = solve_priced(costs, price)
+        added = int(np.count_nonzero(found < 0))
+        if added == most:
+            return found
+        if added > most:
+            high = price
+        elif price == high:
+            return None  # the cap does not bind
+        else:
+            low = price
+        price = (low + high) / 2
     return None
 
 

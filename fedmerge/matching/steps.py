@@ -114,9 +114,11 @@ def _offered_new(problem: StepProblem, wanted: int) -> int:
 def _solve_offered(problem: StepProblem, offered: int, solver: SolverName) -> IntArray:
     """Solve with the first `offered` new units as columns beside the existing ones."""
     rows, columns = problem.existing.shape
-    rewards = np.empty((rows, columns + offered))
-    rewards[:, :columns] = problem.existing
-    rewards[:, columns:] = problem.new[:offered]
+    rewards = problem.existing
+    if offered:
+        rewards = np.empty((rows, columns + offered))
+        rewards[:, :columns] = problem.existing
+        rewards[:, columns:] = problem.new[:offered]
     found = solve(rewards, solver)
     found[found >= columns] = NEW
     return found

@@ -22,7 +22,7 @@ from fedmerge.training.tasks import count_classes, find_task
 from fedmerge.types.progress import Progress
 from fedmerge.types.work import Arrays, JsonObject, Place, WorkResult
 
-TRAIN = "fedmerge.training.client:train"
+TRAIN = "fedmerge.training.entry:train"
 EVALUATE = "fedmerge.training.client:evaluate_model"
 
 

@@ -98,7 +98,7 @@ def compare(
     clients = open_clients(expand_sources(sources), options.reading)
     files = expand_paths(merged)
     others = open_clients(files, options.reading) if files else []
-    prepared = prepare(clients, options, plan=plan, model=judge.with_inputs(model))
+    prepared = prepare(clients, options, plan=plan, model=model.fed_with(judge.shard))
     table = _Table(judge, model, prepared)
     rows = [
         *table.client_rows(progress),

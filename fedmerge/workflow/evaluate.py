@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from torch import nn
 
 from fedmerge.checkpoint import Checkpoint, ReadOptions, expand_paths
@@ -36,7 +35,6 @@ from fedmerge.workflow.models import ModelCode
 from fedmerge.workflow.retrain.training import EVALUATION
 
 SEED = 0  # of models that draw numbers when they are run
-PROBE_BATCH = 2  # samples that a model is planned with
 
 
 @dataclass(frozen=True)
@@ -104,14 +102,6 @@ class Judge:
             )
         progress("evaluating clients", len(clients), len(clients))
         return found
-
-    def with_inputs(self, code: ModelCode) -> ModelCode:
-        """Return the model code with the shape and type of the samples as its input."""
-        if code.input_shapes:
-            return code
-        x, _ = self.shard.batch(np.zeros(PROBE_BATCH, dtype=np.int64), "cpu")
-        dtype = "float32" if x.is_floating_point() else "long"
-        return replace(code, input_shapes=(tuple(x.shape),), input_dtypes=(dtype,))
 
     def _seeded(self) -> AbstractContextManager[None]:
         return seeded(SEED, self.options.device)

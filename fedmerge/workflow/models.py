@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -33,6 +33,11 @@ from fedmerge.graph.resize import resize_module
 from fedmerge.types.plans import Norm, Plan
 from fedmerge.workflow.clients import name_difference
 
+if TYPE_CHECKING:
+    from fedmerge.training import Shard
+
+PROBE_BATCH = 2  # samples that a model is planned with
+
 
 @dataclass(frozen=True)
 class ModelCode:
@@ -48,6 +53,14 @@ class ModelCode:
         """Return the model as the user's code makes it."""
         with _users_code():
             return load_factory(self.factory, self.arguments)
+
+    def fed_with(self, shard: Shard) -> ModelCode:
+        """Return the code with a shard's samples as its input, unless it is said what that is."""
+        if self.input_shapes:
+            return self
+        x, _ = shard.batch(np.zeros(PROBE_BATCH, dtype=np.int64), "cpu")
+        dtype = "float32" if x.is_floating_point() else "long"
+        return replace(self, input_shapes=(tuple(x.shape),), input_dtypes=(dtype,))
 
     def inputs(self, model: nn.Module) -> tuple[Any, ...]:
         """Return random inputs for the model, of the given shapes or of one at which it runs.

@@ -52,7 +52,7 @@ def test_the_record_has_the_rounds_and_the_shards(scene: Scene, cli: Cli) -> Non
     assert result["bytes_up"] == sum(entry["bytes_up"] for entry in retrained["rounds"])
     assert result["missing"] == {}
     assert result["rounds"][0]["seconds"] >= 0
-    assert record["options"]["refine"] == 0
+    assert record["options"]["refine"] == 3
 
 
 def test_the_whole_experiment_is_one_command(scene: Scene, cli: Cli) -> None:

@@ -10,6 +10,7 @@ from safetensors.torch import load_file
 
 import fedmerge
 from tests.end_to_end.helpers import APART, Cli, listing
+from tests.end_to_end.retraining import make_scene
 
 
 def sharded(cli: Cli, nets: list[Path], folder: Path, *options: str) -> Path:
@@ -141,3 +142,25 @@ def test_the_api_writes_shards_and_loads_them(nets: list[Path], tmp_path: Path) 
     assert merge.write(tmp_path / "i.safetensors") == tmp_path / "i.safetensors"
     converted = fedmerge.convert(index, tmp_path / "c.safetensors", shard_size=700)
     assert list(converted.tensors) == list(merge.tensors)
+
+
+def test_a_retrained_model_is_written_in_shards_too(tmp_path: Path, cli: Cli) -> None:
+    scene = make_scene(tmp_path)
+    cli.done(*scene.command("whole.safetensors"))
+    command = scene.command("g.safetensors", "--shard-size", "100B")
+    shown = cli.done(*command)
+    index = tmp_path / "g.safetensors.index.json"
+    assert shown.last_line == f"fedmerge verify {index}"
+    assert f"wrote {index} and the shards that it names" in shown.out
+    parts = [load_file(path) for path in sorted(tmp_path.glob("g-*-of-*.safetensors"))]
+    whole = load_file(tmp_path / "whole.safetensors")
+    assert len(parts) > 1
+    found = {name: tensor.tolist() for part in parts for name, tensor in part.items()}
+    assert found == {name: tensor.tolist() for name, tensor in whole.items()}
+    cli.done("verify", index)
+    cli.done(*command, "--resume")  # its own output is no overwrite
+    refused = cli.refused(*command, "--work-dir", tmp_path / "other", code=2)
+    assert f"{index}: exists already" in refused.err
+    cli.done(*scene.command("next.pt", clients=[index]))
+    pt = scene.command("g.pt", "--shard-size", "1KB")
+    cli.refused(*pt, code=2, says=["--shard-size writes safetensors only"])

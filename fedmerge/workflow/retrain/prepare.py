@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 
@@ -43,8 +42,6 @@ from fedmerge.workflow.retrain.locals import LocalModel
 from fedmerge.workflow.retrain.options import RetrainOptions
 from fedmerge.workflow.retrain.schedule import averaging_rounds, matching_rounds
 from fedmerge.workflow.retrain.training import EVALUATION, ModelNames, Trainer
-
-PROBE_BATCH = 2  # samples that the model is planned with
 
 
 @dataclass(frozen=True)
@@ -83,7 +80,9 @@ def prepare_run(
     files = expand_shards(shards)
     start = open_start(sources, files, model, options)
     entries, paired = open_shards([client.name for client in start.clients], files, options)
-    model = _with_inputs(model, entries[0], options)
+    first = entries[0]
+    shard = read_shard(first.source, client=first.client, preparation=options.preparation)
+    model = model.fed_with(shard)
     matching = matching_options(options)
     prepared = prepare(start.clients, matching, plan=plan or start.plan, model=model)
     names = _names(prepared, model)
@@ -103,20 +102,10 @@ def prepare_run(
     )
 
 
-def _with_inputs(model: ModelCode, entry: ShardEntry, options: RetrainOptions) -> ModelCode:
-    """Return the model code with the shape and type of the samples as its input."""
-    if model.input_shapes:
-        return model
-    shard = read_shard(entry.source, client=entry.client, preparation=options.preparation)
-    x, _ = shard.batch(np.zeros(PROBE_BATCH, dtype=np.int64), "cpu")
-    dtype = "float32" if x.is_floating_point() else "long"
-    return replace(model, input_shapes=(tuple(x.shape),), input_dtypes=(dtype,))
-
-
 def matching_options(options: RetrainOptions) -> MatchOptions:
     """Return the options of the merge that the rounds end in."""
     method: MatchMethod = "fedma" if options.is_matched else "average"
-    return replace(options.matching, method=method, refine=0)  # the layers behind are not there
+    return replace(options.matching, method=method)
 
 
 def _names(prepared: Prepared, code: ModelCode) -> ModelNames:

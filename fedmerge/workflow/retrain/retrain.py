@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from fedmerge.checkpoint import check_output
+from fedmerge.checkpoint import check_output, parse_size
 from fedmerge.errors import UsageError
 from fedmerge.types.assignments import Assignment
 from fedmerge.types.plans import Plan, equal_widths
@@ -37,6 +37,7 @@ def retrain(
     data: str | Path | None = None,
     output: str | Path | None = None,
     force: bool = False,
+    shard_size: str | int | None = None,
     work_dir: str | Path | None = None,
     resume: bool = False,
     running: Running | None = None,
@@ -47,15 +48,23 @@ def retrain(
     `sources` are the clients' checkpoints; none at all, and clients are trained from the start;
     one file that `match` or `retrain` wrote, and its clients go on from it. `shards` are files,
     folders or a function by reference, `data` is what global models are evaluated on. With
-    `work_dir`, the state after every round is kept there for `resume`.
+    `work_dir`, the state after every round is kept there for `resume`. With `shard_size` (bytes,
+    or text such as "2GB") the output is safetensors shards and their index.
     """
     options, running = options or RetrainOptions(), running or Running()
     listed = [shards] if isinstance(shards, str | Path) else list(shards)
     place = None if work_dir is None else WorkDir(Path(work_dir))
     evaluation = None if data is None else str(data)
+    sharded = parse_size(shard_size) is not None
     if output is not None:
         check_retrained_output(
-            Path(output), sources, listed, data=evaluation, force=force, work_dir=place
+            Path(output),
+            sources,
+            listed,
+            data=evaluation,
+            force=force,
+            sharded=sharded,
+            work_dir=place,
         )
     if place is not None and not resume:
         place.check_empty()
@@ -72,7 +81,8 @@ def retrain(
         run, data=evaluation, work_dir=place, output=output, running=running, hear=hear
     )
     if output is not None:
-        retrained.write(output, force=True)  # what it may overwrite was decided before
+        # What it may overwrite was decided before.
+        retrained.write(output, force=True, shard_size=shard_size)
     return retrained
 
 
@@ -83,6 +93,7 @@ def check_retrained_output(
     *,
     data: str | None,
     force: bool,
+    sharded: bool,
     work_dir: WorkDir | None,
 ) -> None:
     """Refuse an output that exists, unless the run in the work dir wrote it, or is an input."""
@@ -90,7 +101,7 @@ def check_retrained_output(
     inputs = [*files, *map(Path, expand_shards(shards)), *([] if data is None else [Path(data)])]
     saved = work_dir.run if work_dir is not None else None
     is_own = saved is not None and saved.get(_OUTPUT) == str(output.resolve())
-    check_output(output, inputs=inputs, force=force or is_own)
+    check_output(output, inputs=inputs, force=force or is_own, sharded=sharded)
 
 
 def run_prepared(

@@ -1,3 +1,4 @@
+import errno
 import os
 import signal
 import subprocess
@@ -5,11 +6,20 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import fedmerge.engines.processes as processes
-from fedmerge.engines import ProcessEngine, default_workers
+from fedmerge.engines import (
+    LocalEngine,
+    ProcessEngine,
+    RetryPolicy,
+    Task,
+    default_workers,
+    run_step,
+)
+from fedmerge.errors import TrainingError
 from tests.unit.engines.conformance import CLIENTS, IsolatedConformance, run_one, task
 from tests.unit.engines.work import HERE
 
@@ -136,6 +146,74 @@ def test_time_for_starting_is_not_the_clients_time(monkeypatch: pytest.MonkeyPat
     engine.close()
     assert outcome.status == "ok"
     assert outcome.seconds < 1
+
+
+def test_imports_of_the_work_are_not_the_clients_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = f"import time\ntime.sleep(0.6)\nfrom {HERE} import echo\n"
+    (tmp_path / "slow_to_import.py").write_text(source)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    given = Task("t", "a", "slow_to_import:echo")
+    engine = ProcessEngine(CLIENTS, workers=1)
+    outcomes = [run_one(engine, given, timeout=0.5), run_one(LocalEngine(CLIENTS), given, 0.5)]
+    engine.close()
+    assert [outcome.status for outcome in outcomes] == ["ok", "ok"]
+    assert all(outcome.seconds < 0.5 for outcome in outcomes)
+
+
+def test_importing_training_takes_what_the_first_optimizer_does() -> None:
+    code = "import sys, fedmerge.training as t; from fedmerge.engines.calls import find_work; "
+    code += "print('torch._dynamo' in sys.modules); find_work(t.TRAIN); "
+    code += "print('torch._dynamo' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["False", "True"]
+
+
+class Refusing:
+    """A system that starts some processes and refuses the next ones."""
+
+    def __init__(self, allowed: int) -> None:
+        self.left = allowed
+        self.original = subprocess.Popen
+
+    def __call__(self, *arguments: Any, **named: Any) -> Any:
+        if not self.left:
+            raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+        self.left -= 1
+        return self.original(*arguments, **named)
+
+
+def test_tasks_of_a_worker_that_cannot_be_started_are_done_by_the_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(subprocess, "Popen", Refusing(1))
+    engine = ProcessEngine(CLIENTS, workers=3)
+    outcomes = list(engine.run([task("describe", number) for number in range(5)], timeout=None))
+    engine.close()
+    assert sorted(o.task for o in outcomes) == [f"task-{number}" for number in range(5)]
+    assert {o.status for o in outcomes} == {"ok"}
+    assert len({o.values["pid"] for o in outcomes}) == 1
+
+
+def test_tasks_are_lost_where_no_worker_can_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(subprocess, "Popen", Refusing(0))
+    engine = ProcessEngine(CLIENTS, workers=2)
+    outcomes = list(engine.run([task("echo", number) for number in range(3)], timeout=None))
+    why = f"its process cannot be started: [Errno {errno.EAGAIN}] Resource temporarily unavailable"
+    assert [(o.task, o.status, o.message) for o in outcomes] == [
+        (f"task-{number}", "lost", why) for number in range(3)
+    ]
+    with pytest.raises(TrainingError, match=r"^0 of 4 .* needed; a \(lost\): its process cannot"):
+        run_step(
+            engine,
+            CLIENTS,
+            lambda name: Task(name, name, f"{HERE}:echo"),
+            policy=RetryPolicy(retries=0),
+        )
+    monkeypatch.undo()  # the system has room again
+    assert run_one(engine, task("echo")).status == "ok"
+    engine.close()
 
 
 def test_one_run_at_a_time() -> None:

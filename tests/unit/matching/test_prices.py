@@ -68,7 +68,30 @@ def test_a_wrong_price_is_not_the_optimum() -> None:
         assert step_score(problem, solve_priced(-rewards, price)) < best - 1
 
 
-def test_no_price_is_found_where_a_cap_binds() -> None:
+@pytest.mark.parametrize("most", [1, 5, 20])
+@pytest.mark.parametrize("columns", [39, 40, 60])
+def test_a_price_finds_the_optimum_where_a_cap_binds(columns: int, most: int) -> None:
+    new = new_rewards(most, 6, 1.0)
+    for likely in (0, most):
+        rewards = 2 * RNG.standard_normal((40, columns)) - 50
+        found = solve_at_price(rewards, new, likely=likely)
+        assert found is not None
+        assert np.count_nonzero(found < 0) == most
+        problem = StepProblem(rewards, new)
+        assert found.tolist() == best_step(problem, "scipy", NO_SHORTCUTS).tolist()
+
+
+def test_a_cap_that_is_passed_at_too_high_a_price_only_changes_nothing() -> None:
+    # At a guess of one new unit too many are new, at the price of the last allowed one too few.
+    new = np.array([0.0, -40.0])
+    rewards = np.array([[-1.0, -9.0], [-9.0, -1.0], [-30.0, -2.0]])
+    assert solve_at_price(rewards, new, likely=0) is None
+    found = best_step(StepProblem(rewards, new), "auto", PRICES)
+    assert found.tolist() == best_step(StepProblem(rewards, new), "scipy", NO_SHORTCUTS).tolist()
+    assert found.tolist() == [0, 1, -1]
+
+
+def test_no_price_is_found_where_a_cap_binds_and_all_columns_are_equal() -> None:
     rewards, new = np.full((6, 9), -50.0), new_rewards(2, 6, 1.0)
     assert solve_at_price(rewards, new, likely=0) is None
     found = best_step(StepProblem(rewards, new), "auto", PRICES)

@@ -1,7 +1,7 @@
 """The paper's comparison at the size of two CPU cores: FedMA against FedAvg, FedProx, ensembles.
 
-`python -m benchmarks.paper mnist mnist.npz --results r.json` runs what the results file lacks,
-`python -m benchmarks.paper page --results r.json --docs docs` writes the page; nothing is run.
+`python benchmarks/paper.py mnist mnist.npz --results r.json` runs what the results file lacks,
+`python benchmarks/paper.py page --results r.json --docs docs` writes the page; nothing is run.
 """
 
 from __future__ import annotations
@@ -15,12 +15,15 @@ from typing import Any
 
 import torch
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # run as a file, only its folder is
+
 from benchmarks.paper_data import ON
 from benchmarks.paper_page import write_page
 from benchmarks.paper_runs import Outcome, carry_out, from_json, to_json
 from benchmarks.paper_suites import METHODS, SUITES, Experiment, digest, experiments
 
 Results = dict[Experiment, Outcome]
+RESULTS = Path("paper-results.json")  # in the current folder: those of the page stay as they are
 
 
 def main(words: Sequence[str] | None = None) -> None:
@@ -64,7 +67,7 @@ def write_results(path: Path, results: Results) -> None:
 
 
 def _arguments(words: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.paper", description=__doc__)
+    parser = argparse.ArgumentParser(prog="benchmarks/paper.py", description=__doc__)
     commands = parser.add_subparsers(dest="what", required=True)
     for name in SUITES:
         command = commands.add_parser(name)
@@ -79,7 +82,9 @@ def _arguments(words: Sequence[str] | None) -> argparse.Namespace:
         )
     commands.add_parser("page").add_argument("--docs", type=Path, required=True)
     for command in commands.choices.values():
-        command.add_argument("--results", type=Path, required=True, help="JSON, kept and added to")
+        command.add_argument(
+            "--results", type=Path, default=RESULTS, help=f"kept and added to (default: {RESULTS})"
+        )
     return parser.parse_args(words)
 
 

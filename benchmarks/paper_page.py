@@ -4,24 +4,24 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 
 from benchmarks.measure import Result
+from benchmarks.paper_leads import FEDAVG, FEDMA, Methods, Seeds, leads, megabytes
 from benchmarks.paper_plot import Mark, Series, plot
 from benchmarks.paper_runs import Outcome, Point
-from benchmarks.paper_suites import ENSEMBLE, SUITES, Experiment, experiments
+from benchmarks.paper_suites import ENSEMBLE, METHODS, SUITES, Experiment, experiments
 from benchmarks.paper_text import COMMANDS, INTRODUCTION, REMARKS, ROW_NAMES, TITLES, TRIALS
 from benchmarks.report import machine
 
 Runs = Mapping[Experiment, Outcome]
-Seeds = Sequence[tuple[Experiment, Outcome]]
-Methods = Mapping[str, Seeds]  # name → its seeds
 
-BARS = ((4, 3.0), (8, 2.0))  # round → points that FedMA must be ahead of FedAvg
-MOST_BYTES = 1 / 3  # of FedAvg's
-FEDMA, FEDAVG = "FedMA, independent", "FedAvg, independent"
 NAMES = {"fedma": "FedMA", "fedavg": "FedAvg", "fedprox": "FedProx"}
+PLACES: Mapping[str, tuple[str, Callable[[Point], float]]] = {  # along the x axes of the plots
+    "rounds": ("rounds", lambda point: point.round),
+    "bytes": ("megabytes", lambda point: point.megabytes),
+}
 COUNTED = ("part", "sha256", "seed", "on")  # what settings of two runs are not compared by
 
 
@@ -56,18 +56,16 @@ def plots(results: Runs) -> dict[str, str]:
     pictures = {}
     for dataset in SUITES:
         methods = by_method(shown(results, dataset, "main"))
-        lines = {name: seeds for name, seeds in methods.items() if seeds[0][0].method != ENSEMBLE}
-        if not lines:
+        if not methods:
             continue
-        by_rounds = [
-            Series(name, _marks(seeds, lambda p: p.round)) for name, seeds in lines.items()
-        ]
-        by_bytes = [
-            Series(name, _marks(seeds, lambda p: p.megabytes)) for name, seeds in lines.items()
-        ]
-        label = "test accuracy in %"
-        pictures[f"{dataset}-rounds"] = plot(by_rounds, x_label="rounds", y_label=label)
-        pictures[f"{dataset}-bytes"] = plot(by_bytes, x_label="megabytes", y_label=label)
+        for name, (label, place) in PLACES.items():
+            lines = [
+                Series(method, _marks(seeds, place), is_level=method == ENSEMBLE)
+                for method, seeds in methods.items()
+            ]
+            pictures[f"{dataset}-{name}"] = plot(
+                lines, x_label=label, y_label="test accuracy in % (by the logarithm of the error)"
+            )
     return pictures
 
 
@@ -82,11 +80,15 @@ def shown(results: Runs, dataset: str, part: str) -> dict[Experiment, Outcome]:
 
 
 def by_method(runs: Runs) -> Methods:
-    """Return all seeds of every method, in the order in which methods were run."""
+    """Return all seeds of every method, in the order of methods and seeds."""
     methods: dict[str, list[tuple[Experiment, Outcome]]] = {}
-    for experiment, outcome in runs.items():
+    for experiment, outcome in sorted(runs.items(), key=lambda run: _place(run[0])):
         methods.setdefault(_name(experiment), []).append((experiment, outcome))
     return methods
+
+
+def _place(experiment: Experiment) -> tuple[int, str, int]:
+    return METHODS.index(experiment.method), experiment.init, experiment.seed
 
 
 def _name(experiment: Experiment) -> str:
@@ -101,39 +103,26 @@ def _left_out(methods: Methods, dataset: str, part: str) -> str:
     return f"Not run here: {'; '.join(missing)}.\n" if missing else ""
 
 
-def bars(methods: Methods) -> list[Result]:
-    """Return how far FedMA is ahead of FedAvg at the rounds of the bars, and its bytes.
-
-    The mean over seeds has a bar; the median shows whether one seed alone decides.
-    """
-    results = []
-    for number, least in BARS:
-        ours, theirs = (_by_seed(methods[name], number) for name in (FEDMA, FEDAVG))
-        leads = [ours[seed] - theirs[seed] for seed in ours if seed in theirs]
-        note = "by seed: " + ", ".join(f"{lead:.1f}" for lead in leads)
-        what = f"FedMA ahead of FedAvg, both independent, at round {number}"
-        mean, median = statistics.mean(leads), statistics.median(leads)
-        results.append(Result(what, mean, "points", bar=least, at_least=True, note=note))
-        results.append(Result("the same, median", median, "points", bar=least, at_least=True))
-    megabytes = [_megabytes(methods[name], BARS[-1][0]) for name in (FEDMA, FEDAVG)]
-    what = f"FedMA's bytes ÷ FedAvg's, {BARS[-1][0]} rounds"
-    return [*results, Result(what, megabytes[0] / megabytes[1], "", bar=round(MOST_BYTES, 3))]
-
-
 def _section(runs: Runs, dataset: str, part: str) -> Iterator[str]:
     methods = by_method(runs)
     yield _methods(methods, SUITES[dataset].layers)
     yield _left_out(methods, dataset, part)
-    complete = all(name in methods for name in (FEDMA, FEDAVG))
-    if dataset == "mnist" and complete:
-        judged = bars(methods) if part == "main" else [replace(r, bar=None) for r in bars(methods)]
-        rows = ((r.what, r.shown, r.verdict, r.note) for r in judged)
-        yield _table(("what", "measured", "bar", ""), rows)
+    if FEDMA in methods and FEDAVG in methods:
+        judged = dataset == "mnist"
+        yield _leads(leads(methods, judged=judged), judged)
     if ENSEMBLE in methods:
         yield _alone(methods[ENSEMBLE])
     if part == "main":
         yield f"![by rounds](paper-{dataset}-rounds.svg)\n"
         yield f"![by megabytes](paper-{dataset}-bytes.svg)\n"
+
+
+def _leads(results: Sequence[Result], judged: bool) -> str:
+    """Return a table of FedMA's leads, with their bars where they are judged by any."""
+    if judged:
+        rows = ((r.what, r.shown, r.verdict, r.note) for r in results)
+        return _table(("what", "measured", "bar", ""), rows)
+    return _table(("what", "measured", ""), ((r.what, r.shown, r.note) for r in results))
 
 
 def _methods(methods: Methods, layers: int) -> str:
@@ -145,11 +134,11 @@ def _methods(methods: Methods, layers: int) -> str:
         if name == ENSEMBLE:
             continue
         cells = [_cell(_accuracies(seeds, number)) for number in chosen]
-        megabytes = f"{_megabytes(seeds, chosen[-1]):.1f}"
+        moved = f"{megabytes(seeds, chosen[-1]):.1f}"
         growth = f"{statistics.mean(o.growth for _, o in seeds):.2f}×"
         seconds = f"{statistics.mean(o.seconds for _, o in seeds):.0f}"
         numbers = ", ".join(str(e.seed) for e, _ in seeds)
-        rows.append((name, numbers, *cells, megabytes, growth, seconds))
+        rows.append((name, numbers, *cells, moved, growth, seconds))
     heads = [f"round {number}" for number in chosen]
     last = f"MB until round {chosen[-1]}"
     return _table(("method", "seeds", *heads, last, "growth", "CPU s"), rows)
@@ -183,17 +172,23 @@ def _epochs(runs: Runs, usual: Runs) -> str:
 
 
 def _trials(results: Runs) -> Iterator[str]:
-    """Yield a table of the runs by which settings were chosen."""
-    trials = {e: o for e, o in results.items() if e.on == "validation"}
+    """Yield a table of the runs by which settings were chosen, all seeds of a setting together."""
+    settings: dict[tuple[str, str, str], list[tuple[Experiment, Outcome]]] = {}
+    for experiment, outcome in results.items():
+        if experiment.on == "validation":
+            key = (experiment.dataset, _name(experiment), _changes(experiment))
+            settings.setdefault(key, []).append((experiment, outcome))
     yield TRIALS
     rows = []
-    for experiment, outcome in trials.items():
-        changes = _changes(experiment)
-        points = ", ".join(f"{p.accuracy:.1f} (round {p.round})" for p in outcome.points[-2:])
-        name = NAMES.get(experiment.method, experiment.method)
-        row = (experiment.dataset, f"{name}, {experiment.init}", str(experiment.seed))
-        rows.append((*row, changes, points))
-    yield _table(("data", "method", "seed", "other than above", "accuracy in %"), rows)
+    for (dataset, name, changes), seeds in settings.items():
+        layers = SUITES[dataset].layers
+        rounds = [p.round for p in seeds[0][1].points]
+        chosen = [r for r in rounds if r % layers == 0 or r == rounds[-1]]
+        cells = (f"{_cell(_accuracies(seeds, r))} at round {r}" for r in chosen)
+        numbers = ", ".join(str(e.seed) for e, _ in seeds)
+        moved = f"{megabytes(seeds, chosen[-1]):.1f}"
+        rows.append((dataset, name, numbers, changes, "; ".join(cells), moved))
+    yield _table(("data", "method", "seeds", "other than above", "accuracy in %", "MB"), rows)
 
 
 def _changes(experiment: Experiment) -> str:
@@ -224,15 +219,6 @@ def _marks(seeds: Seeds, place: Callable[[Point], float]) -> tuple[Mark, ...]:
 
 def _accuracies(seeds: Seeds, number: int) -> list[float]:
     return [p.accuracy for _, o in seeds for p in o.points if p.round == number]
-
-
-def _by_seed(seeds: Seeds, number: int) -> dict[int, float]:
-    """Return every seed's accuracy after a round."""
-    return {e.seed: p.accuracy for e, o in seeds for p in o.points if p.round == number}
-
-
-def _megabytes(seeds: Seeds, number: int) -> float:
-    return statistics.mean(p.megabytes for _, o in seeds for p in o.points if p.round == number)
 
 
 def _cell(values: Sequence[float]) -> str:

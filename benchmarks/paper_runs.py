@@ -154,6 +154,8 @@ def _matching(experiment: Experiment) -> fedmerge.MatchOptions:
         seed=experiment.seed,
         max_growth=experiment.max_growth,
         match_threshold=experiment.match_threshold,
+        refine=experiment.refine,
+        keep=experiment.keep,
     )
 
 
@@ -174,5 +176,6 @@ def from_json(value: Mapping[str, Any]) -> tuple[Experiment, Outcome]:
     found = value["outcome"]
     points = tuple(Point(**point) for point in found["points"])
     outcome = Outcome(points, found["growth"], found["seconds"], found["others"])
-    asked = value["experiment"]
-    return Experiment(**{**asked, "attempts": tuple(asked.get("attempts", ()))}), outcome
+    given: dict[str, Any] = value["experiment"]
+    asked: dict[str, Any] = {n: tuple(v) if isinstance(v, list) else v for n, v in given.items()}
+    return Experiment(**asked), outcome

@@ -36,7 +36,9 @@ class Experiment:
     hidden: int = 0  # of the LSTM
     max_growth: float = 1.25
     match_threshold: float = 0.5
-    attempts: tuple[str, ...] = ()  # at matching LSTMs better: rotation, signs, recurrent
+    refine: int = 3  # matchings that compare recurrent weights too, at most
+    keep: tuple[str, ...] = ()  # tensors that are the first client's for all, and never trained
+    attempts: tuple[str, ...] = ()  # at matching LSTMs better: rotation, signs
 
 
 @dataclass(frozen=True)
@@ -107,8 +109,8 @@ SUITES: Mapping[str, Suite] = {
         defaults={
             "start": "he",
             "clients": 2,
-            "samples": 10_000,
-            "epochs": 5,
+            "samples": 4000,
+            "epochs": 3,
             "rounds": 9,
             "learning_rate": 0.01,
             "batch_size": 32,

@@ -3,7 +3,7 @@
 from fedmerge.checkpoint._checkpoint import Checkpoint, from_state_dict, open_checkpoint
 from fedmerge.checkpoint._contents import ReadOptions
 from fedmerge.checkpoint._output import OUTPUT_SUFFIXES, check_output, check_targets
-from fedmerge.checkpoint._paths import MODEL_SUFFIXES, client_names, expand_paths
+from fedmerge.checkpoint._paths import MODEL_SUFFIXES, client_names, expand_paths, merged_files
 from fedmerge.checkpoint._record import read_record, readable, record_path
 from fedmerge.checkpoint._shards import parse_size, written_path
 from fedmerge.checkpoint._staging import Staging, staging
@@ -22,6 +22,7 @@ __all__ = [
     "client_names",
     "expand_paths",
     "from_state_dict",
+    "merged_files",
     "open_checkpoint",
     "parse_size",
     "read_record",

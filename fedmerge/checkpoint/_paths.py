@@ -32,6 +32,13 @@ def expand_paths(arguments: Sequence[str | Path]) -> list[Path]:
         raise unreadable(error.filename or "a path", error) from error
 
 
+def merged_files(arguments: Sequence[str | Path]) -> list[Path]:
+    """Return the files in folders that stand for no client, since they were merged here."""
+    folders = [path for path in map(Path, arguments) if path.is_dir() and not model_file(path)]
+    files = [path for folder in folders for path in folder.iterdir() if has_record(path)]
+    return sorted((p for p in files if p.suffix.lower() in MODEL_SUFFIXES), key=_natural)
+
+
 def client_names(paths: Sequence[Path]) -> list[str]:
     """Return the paths' stems, made different by -2, -3, … where they repeat.
 

@@ -95,6 +95,7 @@ def match(
 
 @app.command()
 def retrain(
+    context: typer.Context,
     shards: train.Shards,
     model: opt.RequiredModel,
     clients: opt.OptionalClients = None,
@@ -168,8 +169,10 @@ def retrain(
     given = locals()
     _use_threads(threads)
     from fedmerge.cli import retrain as command
+    from fedmerge.cli.applicable import asked_by_user, check_applicable
 
     with at_work(command.STOPPED):
+        check_applicable(given, asked_by_user(context))
         raise typer.Exit(command.run(given, Terminal(json, quiet, verbose)))
 
 

@@ -9,6 +9,8 @@ from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fedmerge.checkpoint import merged_files
+from fedmerge.cli.terminal import Terminal
 from fedmerge.errors import UsageError
 from fedmerge.graph import plan_from_json
 from fedmerge.types.plans import Plan
@@ -17,6 +19,12 @@ from fedmerge.workflow.plans import read_plan
 
 if TYPE_CHECKING:
     from fedmerge.workflow.models import ModelCode
+
+
+def note_merged(sources: Sequence[Path], terminal: Terminal) -> None:
+    """Say which files of the given folders are no clients."""
+    for path in merged_files(sources):
+        terminal.note(f"note: {path} is no client: it was merged here and has a record")
 
 
 def match_options(given: Mapping[str, Any]) -> MatchOptions:

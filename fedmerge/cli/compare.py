@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from fedmerge.cli import show
-from fedmerge.cli.arguments import given_plan, match_options, model_code
+from fedmerge.cli.arguments import given_plan, match_options, model_code, note_merged
 from fedmerge.cli.scores import cells, evaluating, evaluation_options, headings, metric_names
 from fedmerge.cli.terminal import Terminal
 from fedmerge.workflow.compare import Comparison, compare
@@ -19,6 +19,7 @@ def run(given: Mapping[str, Any], terminal: Terminal) -> None:
     code = model_code(given)
     assert code is not None, "--model is required"
     options = evaluation_options(given)
+    note_merged(given["clients"], terminal)
     with evaluating(terminal) as progress:
         found = compare(
             given["clients"],

@@ -11,6 +11,8 @@ import typer
 
 from fedmerge.errors import CheckpointError, FedmergeError, UsageError
 
+RECORDED = "fedmerge.recorded"  # in a context's meta: the options are those of a record
+
 
 def load_config(context: typer.Context, path: Path | None) -> Path | None:
     """Make a file's options the defaults of the command that runs; the command line wins."""
@@ -25,6 +27,7 @@ def load_config(context: typer.Context, path: Path | None) -> Path | None:
             raise UsageError(f"--config {path.name} is damaged: {error!r}") from None
         known = {str(parameter.name) for parameter in context.command.params} - {"config"}
         if is_record:  # of a merge: other commands take what they know
+            context.meta[RECORDED] = True
             defaults = {name: value for name, value in defaults.items() if name in known}
         _check_names(defaults, known, context.command_path, path)
         context.default_map = {**(context.default_map or {}), **_listed(defaults, context)}

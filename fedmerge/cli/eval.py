@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from fedmerge.cli import show
-from fedmerge.cli.arguments import match_options, model_code
+from fedmerge.cli.arguments import match_options, model_code, note_merged
 from fedmerge.cli.scores import cells, evaluating, evaluation_options, headings, metric_names
 from fedmerge.cli.terminal import Terminal
 from fedmerge.workflow.evaluate import evaluate
@@ -19,6 +19,7 @@ def run(given: Mapping[str, Any], terminal: Terminal) -> None:
     code = model_code({**dict.fromkeys(_PLANNING), **given})
     assert code is not None, "--model is required"
     options = evaluation_options(given)
+    note_merged(given["models"], terminal)
     with evaluating(terminal) as progress:
         scores = evaluate(
             given["models"],

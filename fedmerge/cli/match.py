@@ -10,7 +10,7 @@ from typing import Any
 
 from fedmerge.checkpoint import check_output, parse_size, record_path
 from fedmerge.cli import show
-from fedmerge.cli.arguments import given_plan, match_options, model_code
+from fedmerge.cli.arguments import given_plan, match_options, model_code, note_merged
 from fedmerge.cli.terminal import Terminal
 from fedmerge.workflow.clients import expand_sources, open_clients
 from fedmerge.workflow.devices import choose_device
@@ -29,6 +29,7 @@ def run(given: Mapping[str, Any], terminal: Terminal) -> None:
     if not given["dry_run"]:
         sharded = shard_size is not None
         check_output(output, inputs=paths, force=given["force"], sharded=sharded)
+    note_merged(given["clients"], terminal)
     clients = open_clients(paths, options.reading)
     prepared = prepare(clients, options, plan=plan, model=model_code(given))
     for client in prepared.clients:

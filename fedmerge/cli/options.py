@@ -116,7 +116,7 @@ InputShape: TypeAlias = Annotated[
     list[str] | None,
     option(
         _ARCH,
-        "The model's input (default: from its first layer); one each if it has several.",
+        "The model's input (default: the data's, else by its first layer); one each if several.",
         metavar="1,3,32,32",
     ),
 ]
@@ -213,7 +213,7 @@ Refine: TypeAlias = Annotated[
 ]
 Seed: TypeAlias = Annotated[
     int | None,
-    option(_MATCH, "Seed of the sweeps' order (default: 0).", metavar="N"),
+    option(_MATCH, "Seed of the sweeps' order, and of training (default: 0).", metavar="N"),
 ]
 Solver: TypeAlias = Annotated[
     str | None,
@@ -235,13 +235,17 @@ TieBreaker: TypeAlias = Annotated[
 _AVG = "Averaging"
 ClientWeight: TypeAlias = Annotated[
     list[str] | None,
-    option(_AVG, "How much a client counts (default: 1); repeatable.", metavar="NAME=W"),
+    option(
+        _AVG,
+        "How much a client counts (default: 1; its samples in fedavg, fedprox); repeatable.",
+        metavar="NAME=W",
+    ),
 ]
 ClassCounts: TypeAlias = Annotated[
     str | None,
     option(
         _AVG,
-        r'Average the last layer by class: {"name": \[count per class, …]}.',
+        r'Average the last layer by class: {"name": \[count per class, …]} (retrain: of shards).',
         metavar="FILE.json",
     ),
 ]

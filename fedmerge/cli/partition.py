@@ -11,7 +11,7 @@ from fedmerge.cli.terminal import Terminal
 from fedmerge.workflow.evaluate import given_preparation
 from fedmerge.workflow.partition import Partition, PartitionOptions, WrittenShard, partition
 
-MOST_COLUMNS = 20  # classes that are shown one by one
+MOST_COLUMNS = 10  # classes that are shown one by one; more would not fit beside each other
 
 
 def run(given: Mapping[str, Any], terminal: Terminal) -> None:
@@ -35,7 +35,7 @@ def run(given: Mapping[str, Any], terminal: Terminal) -> None:
 
 def _table(shards: Sequence[WrittenShard]) -> tuple[list[str], list[list[str]]]:
     """Return columns and rows: samples per class, or of how many classes where they are many."""
-    rows = [[shard.path.name, show.count(shard.samples)] for shard in shards]
+    rows = [[shard.client, show.count(shard.samples)] for shard in shards]
     columns = ["shard", "samples"]
     counts = [shard.class_counts for shard in shards if shard.class_counts is not None]
     if not counts:

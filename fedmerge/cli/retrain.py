@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import shlex
+import sys
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
 from fedmerge.checkpoint import parse_size
 from fedmerge.cli import show
-from fedmerge.cli.arguments import given_plan, match_options, model_code
+from fedmerge.cli.arguments import given_plan, match_options, model_code, note_merged
 from fedmerge.cli.match import as_argument, sizes, ways_to_load, written
 from fedmerge.cli.retrain_progress import listening
+from fedmerge.cli.scores import metric, metric_title
 from fedmerge.cli.terminal import Terminal
 from fedmerge.workflow.retrain.history import RoundEntry
-from fedmerge.workflow.retrain.options import retrain_options
+from fedmerge.workflow.retrain.options import RetrainOptions, retrain_options
 from fedmerge.workflow.retrain.predict import RetrainPrediction, predict_run
 from fedmerge.workflow.retrain.prepare import Run, prepare_run
 from fedmerge.workflow.retrain.result import Retrained
@@ -30,12 +33,13 @@ STOPPED = "stopped; the same command with --resume goes on after the last full r
 def run(given: Mapping[str, Any], terminal: Terminal) -> int:
     """Run the rounds, write the global model, and return the exit code."""
     started = time.perf_counter()
+    options = retrain_options(given, match_options({**given, "method": None}))
     running, output = running_options(given), Path(given["output"])
     shard_size = parse_size(given["shard_size"])
     work_dir = WorkDir(given["work_dir"] or output.with_name(output.name + ".work"))
     if not given["dry_run"]:
         _check_places(given, output, work_dir)
-    prepared = _prepared(given, running, terminal)
+    prepared = _prepared(given, options, running, terminal)
     if given["dry_run"]:
         _show_prediction(predict_run(prepared), terminal)
         return 0
@@ -68,22 +72,26 @@ def _check_places(given: Mapping[str, Any], output: Path, work_dir: WorkDir) -> 
         work_dir=work_dir if given["resume"] else None,
     )
     if not given["resume"]:
-        work_dir.check_empty()
+        work_dir.check_free()
 
 
-def _prepared(given: Mapping[str, Any], running: Running, terminal: Terminal) -> Run:
+def _prepared(
+    given: Mapping[str, Any], options: RetrainOptions, running: Running, terminal: Terminal
+) -> Run:
     """Open clients and shards, and say what there is to say about them."""
     code = model_code(given)
     assert code is not None, "--model is required"
-    prepared = prepare_run(
-        given["clients"] or [],
-        given["shards"],
-        retrain_options(given, match_options({**given, "method": None})),
-        model=code,
-        plan=given_plan(given),
-        data=given["data"],
-        device=running.devices[0],
-    )
+    note_merged(given["clients"] or [], terminal)
+    with redirect_stdout(sys.stderr):  # the user's code may print
+        prepared = prepare_run(
+            given["clients"] or [],
+            given["shards"],
+            options,
+            model=code,
+            plan=given_plan(given),
+            data=given["data"],
+            running=running,
+        )
     for note in prepared.notes:
         terminal.note(f"note: {note}")
     for warning in prepared.warnings:
@@ -96,7 +104,8 @@ def _show_retrained(retrained: Retrained, output: Path, terminal: Terminal) -> N
     title = f"{retrained.retraining.method} with {len(retrained.clients)} clients ({names})"
     metrics = list(dict.fromkeys(m for e in retrained.rounds for m in e.metrics or {}))
     rows = [_row(entry, metrics) for entry in retrained.rounds]
-    columns = ["round", "layer", "width", "local loss", *metrics, "up", "down", "missing"]
+    measured = map(metric_title, metrics)
+    columns = ["round", "layer", "width", "local loss", *measured, "up", "down", "missing"]
     terminal.table(title, columns, rows)
     for line in (*sizes(retrained), *ways_to_load(retrained, output), *_absences(retrained)):
         terminal.line(line)
@@ -110,7 +119,7 @@ def _row(entry: RoundEntry, metrics: Sequence[str]) -> list[str]:
         entry.layer,
         str(entry.widths.get(entry.layer, "")),
         "" if entry.loss is None else f"{entry.loss:.4f}",
-        *(show.metric(entry.metrics[m]) if entry.metrics else "" for m in metrics),
+        *(metric(m, entry.metrics[m]) if entry.metrics else "" for m in metrics),
         show.traffic(entry.bytes_up),
         show.traffic(entry.bytes_down),
         ", ".join(entry.missing),

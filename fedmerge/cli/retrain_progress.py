@@ -10,18 +10,23 @@ from pathlib import Path
 from typing import IO, Any
 
 from fedmerge.cli import show
+from fedmerge.cli.scores import metric, metric_title
 from fedmerge.cli.terminal import Terminal
 from fedmerge.errors import UsageError
 from fedmerge.types.progress import Progress
 from fedmerge.workflow.retrain.events import (
     ClientFailed,
     ClientFinished,
+    ClientStarted,
     Event,
     HearEvent,
     RoundDone,
+    RoundStarted,
     RunStarted,
     event_to_json,
 )
+
+MOST_AT_WORK = 2  # clients that the bar names
 
 
 @contextmanager
@@ -36,7 +41,7 @@ def listening(events: Path | None, terminal: Terminal, resume: bool) -> Iterator
                 raise UsageError(
                     f"--events {events}: can't be written ({error.strerror})"
                 ) from None
-        shown = _Shown(terminal, stack.enter_context(terminal.progress()))
+        shown = Shown(terminal, stack.enter_context(terminal.progress(one_bar=True)))
 
         def hear(event: Event) -> None:
             if file is not None:
@@ -52,13 +57,15 @@ def _write(file: IO[str], event: Event) -> None:
     file.flush()
 
 
-class _Shown:
+class Shown:
     """Events as lines on stderr, and a bar on a terminal."""
 
     def __init__(self, terminal: Terminal, progress: Progress) -> None:
         self._terminal, self._progress = terminal, progress
         self._rounds = self._clients = 1
-        self._delivered = 0  # clients of this round
+        self._done = 0  # of the clients of all rounds
+        self._round = self._loss = ""
+        self._training: list[str] = []  # clients that are at it
 
     def hear(self, event: Event) -> None:
         """Show what is worth a line."""
@@ -70,7 +77,18 @@ class _Shown:
         self._rounds, self._clients = event.rounds, len(event.clients)
         if event.resumed:
             self._terminal.note(f"resumed after round {event.resumed} of {event.rounds}")
-        self._advance(event.resumed)
+        self._done = event.resumed * self._clients
+
+    def round_started(self, event: RoundStarted) -> None:
+        """Say which round it is."""
+        self._round = f"round {event.round}/{self._rounds} ({event.layer})"
+        self._loss = ""
+        self._draw()
+
+    def client_started(self, event: ClientStarted) -> None:
+        """Say who trains."""
+        self._training.append(event.client)
+        self._draw()
 
     def client_finished(self, event: ClientFinished) -> None:
         """Say how one client did."""
@@ -78,11 +96,14 @@ class _Shown:
             f"round {event.round}: {event.client} trained on {event.samples} samples in "
             f"{event.seconds:.1f} s, loss {event.loss:.4f}"
         )
-        self._delivered += 1
-        self._progress("clients of this round", self._delivered, self._clients)
+        self._loss = f"{event.client}: loss {event.loss:.4f}"
+        self._training.remove(event.client)
+        self._done += 1
+        self._draw()
 
     def client_failed(self, event: ClientFailed) -> None:
         """Say what became of a client."""
+        self._training.remove(event.client)
         what = "is left out" if event.is_last else "is tried again"
         self._terminal.warn(
             f"round {event.round}: {event.client} {what} ({event.status}): {event.message}"
@@ -91,7 +112,8 @@ class _Shown:
     def round_done(self, event: RoundDone) -> None:
         """Say how far the run is."""
         parts = [] if event.loss is None else [f"local loss {event.loss:.4f}"]
-        parts += [f"{name} {show.metric(value)}" for name, value in (event.metrics or {}).items()]
+        metrics = (event.metrics or {}).items()
+        parts += [f"{metric_title(name)} {metric(name, value)}" for name, value in metrics]
         parts.append(f"{show.traffic(event.bytes_up)} up")
         parts.append(f"{show.traffic(event.bytes_down)} down")
         if event.round < event.rounds:
@@ -99,16 +121,22 @@ class _Shown:
         self._terminal.note(
             f"round {event.round}/{event.rounds} ({event.layer}): {', '.join(parts)}"
         )
-        self._advance(event.round)
+        self._done = event.round * self._clients
+        self._draw()
 
-    def _advance(self, rounds: int) -> None:
-        self._delivered = 0
-        self._progress("rounds", rounds, self._rounds)
+    def _draw(self) -> None:
+        """Draw the bar: the round, who trains, and the latest loss."""
+        names = show.listed(self._training, MOST_AT_WORK)
+        verb = "train" if len(self._training) > 1 else "trains"
+        parts = [self._round, *([f"{names} {verb}"] if names else []), self._loss]
+        self._progress(", ".join(filter(None, parts)), self._done, self._rounds * self._clients)
 
 
-_SHOWN: Mapping[type[object], Callable[[_Shown, Any], None]] = {
-    RunStarted: _Shown.started,
-    ClientFinished: _Shown.client_finished,
-    ClientFailed: _Shown.client_failed,
-    RoundDone: _Shown.round_done,
+_SHOWN: Mapping[type[object], Callable[[Shown, Any], None]] = {
+    RunStarted: Shown.started,
+    RoundStarted: Shown.round_started,
+    ClientStarted: Shown.client_started,
+    ClientFinished: Shown.client_finished,
+    ClientFailed: Shown.client_failed,
+    RoundDone: Shown.round_done,
 }

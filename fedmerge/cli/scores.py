@@ -41,7 +41,16 @@ def metric_names(found: Iterable[Evaluation | None]) -> list[str]:
 
 def headings(metrics: Iterable[str]) -> list[str]:
     """Return the columns of an evaluation."""
-    return ["loss", *(name.replace("_", " ") for name in metrics)]
+    return ["loss", *map(metric_title, metrics)]
+
+
+def metric_title(name: str) -> str:
+    """Return a metric's name as people read it.
+
+    >>> metric_title("bits_per_character")
+    'bits per character'
+    """
+    return name.replace("_", " ")
 
 
 def cells(found: Evaluation | None, metrics: Iterable[str]) -> list[str]:
@@ -52,10 +61,12 @@ def cells(found: Evaluation | None, metrics: Iterable[str]) -> list[str]:
     return [metric("loss", found.loss), *shown]
 
 
-def metric(name: str, value: float) -> str:
-    """Return a number as its kind is read.
+def metric(name: str, value: float | None) -> str:
+    """Return a number as its kind is read, None as what it is.
 
-    >>> metric("accuracy", 0.8712), metric("loss", 0.45678)
-    ('87.1 %', '0.4568')
+    >>> metric("accuracy", 0.8712), metric("loss", 0.45678), metric("loss", None)
+    ('87.1 %', '0.4568', 'not finite')
     """
+    if value is None:
+        return "not finite"
     return f"{100 * value:.1f} %" if name == "accuracy" else f"{value:.4f}"

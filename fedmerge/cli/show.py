@@ -15,15 +15,6 @@ def percent(share: float) -> str:
     return f"{100 * share:.0f} %"
 
 
-def metric(value: float | None) -> str:
-    """Return a measured mean with four decimals, None as what it is.
-
-    >>> metric(0.95238), metric(None)
-    ('0.9524', 'not finite')
-    """
-    return "not finite" if value is None else f"{value:.4f}"
-
-
 def megabytes(size: int) -> str:
     """Return a size in bytes as MB."""
     return f"{size / 1e6:,.1f} MB"

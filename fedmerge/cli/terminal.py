@@ -7,9 +7,12 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
+from fedmerge.cli.tables import print_table
 from fedmerge.types.progress import Progress, silent
+
+BAR_WIDTH = 12  # characters; the rest of the line is for words
 
 
 @dataclass(frozen=True)
@@ -57,59 +60,31 @@ class Terminal:
         """Print a table: drawn on a terminal, plain columns elsewhere."""
         if self.json or self.quiet:
             return
-        if self.is_drawn:
-            _draw(title, columns, rows)
-        else:
-            print(title)
-            print("\n".join(_aligned(columns, rows)))
+        print_table(title, columns, rows, is_drawn=self.is_drawn)
 
     @contextmanager
-    def progress(self) -> Iterator[Progress]:
-        """Give a progress callback, with a bar where stderr is a terminal."""
+    def progress(self, *, one_bar: bool = False) -> Iterator[Progress]:
+        """Give a progress callback, with a bar per step where stderr is a terminal.
+
+        With `one_bar`, steps are what the only bar says at a time, also of the time left.
+        """
         if self.quiet or self.json or not sys.stderr.isatty():
             yield silent
             return
         from rich.console import Console
-        from rich.progress import Progress as Bar
+        from rich.progress import BarColumn, TextColumn
+        from rich.progress import Progress as Bars
+        from rich.table import Column
 
-        with Bar(console=Console(stderr=True), transient=True) as bar:
+        text = TextColumn("{task.description}", markup=False, table_column=Column(no_wrap=True))
+        columns = (text, BarColumn(bar_width=BAR_WIDTH)) if one_bar else ()
+        with Bars(*columns, console=Console(stderr=True), transient=True) as bars:
             tasks: dict[str, Any] = {}
 
             def show(step: str, done: float, total: int) -> None:
-                if step not in tasks:
-                    tasks[step] = bar.add_task(step, total=total)
-                bar.update(tasks[step], completed=done, total=total)
+                key = "" if one_bar else step
+                if key not in tasks:
+                    tasks[key] = bars.add_task(step, total=total)
+                bars.update(tasks[key], description=step, completed=done, total=total)
 
             yield show
-
-
-def _draw(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    console = Console()
-    console.print(title, style="bold", markup=False, highlight=False, soft_wrap=True)
-    table = Table()
-    for number, column in enumerate(columns):
-        justify: Literal["left", "right"] = "right" if _is_numeric(rows, number) else "left"
-        table.add_column(Text(column), justify=justify, overflow="fold")
-    for row in rows:
-        table.add_row(*(Text(cell) for cell in row))
-    console.print(table)
-
-
-def _aligned(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    """Yield the rows in columns, text left and numbers right aligned."""
-    widths = [max(map(len, cells)) for cells in zip(columns, *rows, strict=True)]
-    numeric = [_is_numeric(rows, number) for number in range(len(columns))]
-    for cells in (columns, *rows):
-        placed = [
-            cell.rjust(width) if is_number else cell.ljust(width)
-            for cell, width, is_number in zip(cells, widths, numeric, strict=True)
-        ]
-        yield "  ".join(["", *placed]).rstrip()
-
-
-def _is_numeric(rows: Sequence[Sequence[str]], column: int) -> bool:
-    return all(row[column][:1] in "0123456789" for row in rows) and column > 0

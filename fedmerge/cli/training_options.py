@@ -18,7 +18,11 @@ Shards: TypeAlias = Annotated[
 ]
 EvaluationData: TypeAlias = Annotated[
     str | None,
-    option(_DATA, "Evaluate every whole global model on this file's x and y.", metavar="FILE"),
+    option(
+        _DATA,
+        "Evaluate every whole global model on x and y (or x_test and y_test).",
+        metavar="FILE|FILE.py:NAME",
+    ),
 ]
 Task: TypeAlias = Annotated[
     str | None,
@@ -48,7 +52,9 @@ RetrainMethod: TypeAlias = Annotated[
 Passes: TypeAlias = Annotated[
     int | None,
     option(
-        _ROUNDS, "How often fedma goes through all layers; more is with communication.", metavar="N"
+        _ROUNDS,
+        "How often fedma goes through all layers (default: 1); more is with communication.",
+        metavar="N",
     ),
 ]
 Rounds: TypeAlias = Annotated[
@@ -67,7 +73,11 @@ Init: TypeAlias = Annotated[
 ]
 InitEpochs: TypeAlias = Annotated[
     int | None,
-    option(_ROUNDS, "Epochs before the first round, without checkpoints.", metavar="N"),
+    option(
+        _ROUNDS,
+        "Epochs before the first round, without checkpoints (default: --epochs).",
+        metavar="N",
+    ),
 ]
 
 _TRAIN = "Local training"

@@ -26,6 +26,7 @@ class Reply:
     arrays: Arrays = field(default_factory=dict)
     values: JsonObject = field(default_factory=dict)
     message: str = ""
+    hint: str = ""
     details: str = ""
     seconds: float = 0.0
 
@@ -53,6 +54,7 @@ def call_work(function: str, arrays: Arrays, settings: JsonObject, place: Place)
         return Reply(
             "app",
             message=_one_line(error),
+            hint=error.hint if isinstance(error, FedmergeError) else "",
             details=traceback.format_exc(),
             seconds=time.perf_counter() - began,
         )

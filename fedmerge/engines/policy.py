@@ -10,6 +10,8 @@ import numpy as np
 from fedmerge.engines.values import Engine, Outcome, Task
 from fedmerge.errors import TrainingError
 
+MOST_REASONS = 3  # that an error names one by one
+
 
 @dataclass(frozen=True)
 class RetryPolicy:
@@ -97,6 +99,11 @@ def _require(step: StepResult, least: int) -> None:
     if len(step.done) >= least:
         return
     reasons = [f"{name} ({o.status}): {o.message}" for name, o in step.missing.items()]
+    if not step.done:  # what they have in common is mostly one cause
+        first = next(iter(step.missing.values()))
+        raise TrainingError(f"all {len(reasons)} clients failed; {reasons[0]}", first.hint)
+    if len(reasons) > MOST_REASONS:
+        reasons[MOST_REASONS:] = [f"and {len(reasons) - MOST_REASONS} more"]
     total = len(step.done) + len(step.missing)
     raise TrainingError(
         f"{len(step.done)} of {total} clients delivered, {least} are needed; " + "; ".join(reasons),

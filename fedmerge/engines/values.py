@@ -45,6 +45,7 @@ class Outcome:
     arrays: Arrays = field(default_factory=dict)
     values: JsonObject = field(default_factory=dict)
     message: str = ""  # one line: what went wrong
+    hint: str = ""  # what to do about it, where that is known
     details: str = ""  # the traceback of code that failed
     seconds: float = 0.0
     attempts: int = 1

@@ -3,7 +3,7 @@
 from fedmerge.training.client import EVALUATE, TRAIN, ClientWork
 from fedmerge.training.devices import choose_devices
 from fedmerge.training.ensemble import EnsembleEvaluation, evaluate_ensemble
-from fedmerge.training.evaluate import EVALUATION_BATCH, Evaluation, evaluate
+from fedmerge.training.evaluate import EVALUATION_BATCH, Evaluation, evaluate, try_model
 from fedmerge.training.local import Trained, train_model
 from fedmerge.training.partition import (
     Parts,
@@ -59,5 +59,6 @@ __all__ = [
     "split_by_key",
     "split_homogeneously",
     "train_model",
+    "try_model",
     "write_shards",
 ]

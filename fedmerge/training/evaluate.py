@@ -39,12 +39,14 @@ class Means:
 
     def add(self, outputs: Any, targets: torch.Tensor) -> None:
         """Count a batch: what the model made of it, and what it should be."""
-        loss = float(self._task.loss(outputs, targets))
-        means = {"loss": loss, **self._task.metrics(outputs, targets)}
-        count = count_predictions(self._task, targets)
-        self._total += count
-        for name, mean in means.items():
-            self._sums[name] += float(mean) * count if count else 0.0  # means of nothing are NaN
+        with calling_task():
+            loss = float(self._task.loss(outputs, targets))
+            means = {"loss": loss, **self._task.metrics(outputs, targets)}
+            count = count_predictions(self._task, targets)
+            self._total += count
+            for name, mean in means.items():
+                # Means of nothing are NaN.
+                self._sums[name] += float(mean) * count if count else 0.0
 
     def evaluation(self, shard: Shard) -> Evaluation:
         """Return the means, once all samples of a shard were counted."""
@@ -71,6 +73,24 @@ def evaluate(
     return means.evaluation(shard)
 
 
+def try_model(
+    model: nn.Module, shard: Shard, task: LearningTask, *, training: bool, device: str = "cpu"
+) -> None:
+    """Raise what training on a shard, or evaluation, would: a few of its samples tell.
+
+    Those with the smallest and the largest target are among them. The model is left in the mode.
+    """
+    model.to(device).train(training)
+    with torch.no_grad(), naming(shard):
+        x, y = shard.batch(shard.extreme_rows(), device)
+        outputs = call_model(model, x)
+        if not training:
+            Means(task).add(outputs, y)
+            return
+        with calling_task():
+            task.loss(outputs, y)
+
+
 def batches(start: int, stop: int, size: int) -> Iterator[IntArray]:
     """Yield the rows from start to stop, so many at a time."""
     for begin in range(start, stop, size):
@@ -91,6 +111,17 @@ def call_model(model: nn.Module, x: torch.Tensor) -> Any:
             "samples reach the model as they are stored; images with channels last need "
             "--channels-last",
         ) from error
+
+
+@contextmanager
+def calling_task() -> Iterator[None]:
+    """Say that it is the task that fails, be it the user's own."""
+    try:
+        yield
+    except FedmergeError:
+        raise
+    except Exception as error:
+        raise TrainingError(f"the task fails: {type(error).__name__}: {error}") from error
 
 
 @contextmanager

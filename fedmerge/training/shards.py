@@ -55,6 +55,14 @@ class Shard:
         """All targets (n, …) as int64 or float32."""
         return self.y.astype(_TARGETS[self.y.dtype.kind], copy=False)
 
+    def extreme_rows(self) -> IntArray:
+        """Return the first two rows and those of the smallest and the largest target."""
+        flat = self.y.reshape(len(self), -1)
+        if not flat.size:
+            return np.arange(min(2, len(self)))
+        ends = [int(flat.argmin()) // flat.shape[1], int(flat.argmax()) // flat.shape[1]]
+        return np.unique([*range(min(2, len(self))), *ends])
+
     def batch(self, rows: IntArray, device: str) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the samples and targets of some rows, as a model and its task take them."""
         x = self.preparation(self.x[rows])  # np.take would copy a whole map that isn't aligned
@@ -86,7 +94,7 @@ def read_column(path: Path, name: str) -> Array:
     columns = open_columns(path)
     if name not in columns:
         found = ", ".join(f"'{column}'" for column in columns)
-        raise TrainingError(f"{path}: there is no '{name}', only {found or 'nothing'}")
+        raise UsageError(f"{path}: there is no '{name}', only {found or 'nothing'}")
     return columns[name]()
 
 

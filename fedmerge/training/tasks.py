@@ -45,7 +45,7 @@ class Classification:
     def class_counts(self, targets: Array) -> IntArray:
         """Return how often each class (largest target + 1,) occurs."""
         if targets.dtype.kind != "i":
-            raise TrainingError(f"y holds {targets.dtype}, expected class numbers")
+            raise _no_classes(str(targets.dtype))
         return np.bincount(targets[targets != PADDING].reshape(-1))
 
 
@@ -146,13 +146,21 @@ def _token_logits(outputs: Any, targets: torch.Tensor) -> tuple[torch.Tensor, to
 
 def _check_range(classes: int, targets: torch.Tensor) -> None:
     if targets.dtype != torch.int64:
-        raise TrainingError(f"y holds {targets.dtype}, expected class numbers")
+        raise _no_classes(str(targets.dtype).removeprefix("torch."))
     wrong = targets[(targets != PADDING) & ((targets < 0) | (targets >= classes))]
     if len(wrong):
         raise TrainingError(
             f"y has the class {int(wrong[0])}, but the model has {classes} outputs",
             f"classes are numbered from 0 to {classes - 1}",
         )
+
+
+def _no_classes(found: str) -> TrainingError:
+    return TrainingError(
+        f"y holds {found}, expected class numbers",
+        "store class numbers as integers; for other targets give a task of your own: "
+        "--task file.py:object",
+    )
 
 
 def _accuracy(logits: torch.Tensor, targets: torch.Tensor) -> float:

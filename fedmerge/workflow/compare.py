@@ -30,6 +30,7 @@ _NAMES: Mapping[Kind, str] = {
     "match": "one-shot match",
 }
 _MERGES: tuple[Kind, ...] = ("match", "global")  # whoever asks for them wants to use them
+ACCURACY = "accuracy"  # the metric by which models are better or worse, if there is it
 ROUNDING = 1e-9  # means of the same predictions in batches differ by less
 
 
@@ -140,7 +141,9 @@ class _Table:
         yield from rows
         yield Row("mean", _NAMES["mean"], _mean(found.alone))
         best = _best(rows)
-        yield replace(best, kind="best", model=f"{_NAMES['best']} ({best.model})")
+        assert best.evaluation is not None
+        by = "" if ACCURACY in best.evaluation.metrics else ", by loss"
+        yield replace(best, kind="best", model=f"{_NAMES['best']} ({best.model}{by})")
         together = sum(count_floats(client) for client in clients)
         yield self._row("ensemble", _NAMES["ensemble"], found.together, together)
 
@@ -197,7 +200,7 @@ def _mean(found: Sequence[Evaluation]) -> Evaluation:
 
 def _quality(found: Evaluation) -> float:
     """Return what is larger for the better model: the accuracy, -loss where there is none."""
-    return found.metrics.get("accuracy", -found.loss)
+    return found.metrics.get(ACCURACY, -found.loss)
 
 
 def _best(rows: Sequence[Row]) -> Row:
@@ -219,6 +222,6 @@ def _warnings(rows: Sequence[Row], best: Row) -> Iterator[str]:
 
 
 def _shown(found: Evaluation) -> str:
-    if "accuracy" in found.metrics:
-        return f"{100 * found.metrics['accuracy']:.1f} %"
+    if ACCURACY in found.metrics:
+        return f"{100 * found.metrics[ACCURACY]:.1f} %"
     return f"loss {found.loss:.4f}"

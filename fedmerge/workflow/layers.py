@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
+from typing import TypeAlias
 
 import numpy as np
 
@@ -18,6 +19,7 @@ from fedmerge.matching import (
     match_units,
     prior_at_threshold,
 )
+from fedmerge.types.arrays import FloatArray
 from fedmerge.types.clients import Client
 from fedmerge.types.plans import Plan, equal_widths, neighbours
 from fedmerge.types.progress import Progress
@@ -27,6 +29,9 @@ from fedmerge.workflow.options import Dials
 HIGHEST_THRESHOLD = 1 - 1e-6  # for groups with a limit; at 1 the variance σ² would vanish
 BUDGET_TRIES = 12  # matchings of the whole plan at most
 LIMIT_BITS = 30  # halvings of the range of limits, beyond any width's resolution
+
+
+Responses: TypeAlias = Mapping[str, FloatArray]  # group → (units, columns), of length 1 about 0
 
 
 @dataclass(frozen=True)
@@ -41,6 +46,8 @@ class Problem:
     ties: TieBreaker
     seed: int
     kept_parameters: int = 0
+    responses: Sequence[Responses] = ()  # of every client's units to probes; none: weights alone
+    response_share: float = 0.0  # of the responses in what two units have in common
 
     @cached_property
     def widest(self) -> dict[str, int]:
@@ -87,7 +94,7 @@ def _within_budget(problem: Problem, progress: Progress) -> Solution:
     if growth == 1:
         return _solve_within(problem, 1.0, progress)
     budget = None if growth is None else int(growth * problem.parameters(problem.widest))
-    free = _match_groups(problem, {}, progress, budget=budget)
+    free = match_groups(problem, {}, progress, budget=budget)
     if free is not None:
         return Solution(free, None)
     assert budget is not None
@@ -114,7 +121,7 @@ def _search_limit(problem: Problem, budget: int, progress: Progress) -> Solution
         middle = (low + high) / 2
         if problem.limits(middle) == problem.limits(low):
             break
-        fits = _match_groups(problem, problem.limits(middle), progress, budget=budget)
+        fits = match_groups(problem, problem.limits(middle), progress, budget=budget)
         if fits is None:
             high = middle
         else:
@@ -123,7 +130,7 @@ def _search_limit(problem: Problem, budget: int, progress: Progress) -> Solution
 
 
 def _solve_within(problem: Problem, limit: float, progress: Progress) -> Solution:
-    matchings = _match_groups(problem, problem.limits(limit), progress)
+    matchings = match_groups(problem, problem.limits(limit), progress)
     assert matchings is not None
     return Solution(matchings, limit)
 
@@ -136,7 +143,7 @@ def bisect(fits: Callable[[float], bool], low: float, high: float) -> float:
     return low
 
 
-def _match_groups(
+def match_groups(
     problem: Problem,
     limits: Mapping[str, int],
     progress: Progress,
@@ -182,7 +189,7 @@ def _refined(problem: Problem, solution: Solution, progress: Progress) -> Soluti
         limit = matchings[group.name].width if is_limited else None
         share = _part(progress, "refining", done, total)
         again = match_group(problem, number, matchings, limit, outgoing=True, progress=share)
-        changes[group.name] += not _is_same(again, matchings[group.name])
+        changes[group.name] += not is_same(again, matchings[group.name])
         matchings[group.name] = again
     return Solution(matchings, solution.limit)
 
@@ -192,7 +199,8 @@ def _part(progress: Progress, step: str, done: int, total: int) -> Callable[[flo
     return lambda share: progress(step, done + share, total)
 
 
-def _is_same(one: GroupMatching, other: GroupMatching) -> bool:
+def is_same(one: GroupMatching, other: GroupMatching) -> bool:
+    """Return whether two matchings assign every unit alike."""
     pairs = zip(one.assignments, other.assignments, strict=True)
     return all(np.array_equal(a.indices, b.indices) for a, b in pairs)
 
@@ -247,8 +255,24 @@ def _gather(
         )
 
     units = [gather(number) for number in range(len(problem.clients))]
-    features = [UnitFeatures(client.weights, client.ties) for client in units]
-    return features, sum(client.entries for client in units)
+    if not all(group in own for own in problem.responses) or not problem.responses:
+        features = [UnitFeatures(client.weights, client.ties) for client in units]
+        return features, sum(client.entries for client in units)
+    weights = _scaled_weights([client.weights for client in units], problem.response_share)
+    share = np.float32(np.sqrt(problem.response_share))
+    features = [
+        UnitFeatures(np.concatenate([share * own[group], rows], axis=1), client.ties)
+        for own, rows, client in zip(problem.responses, weights, units, strict=True)
+    ]
+    return features, sum(client.weights.size for client in features)
+
+
+def _scaled_weights(weights: Sequence[FloatArray], response_share: float) -> list[FloatArray]:
+    """Return weights whose mean square length over all units is what responses leave of 1."""
+    rows = sum(len(own) for own in weights)
+    square = sum(float(np.square(own, dtype=np.float64).sum()) for own in weights) / max(1, rows)
+    scale = np.sqrt((1 - response_share) / square) if square > 0 else 0.0
+    return [(scale * own).astype(np.float32) for own in weights]
 
 
 def _prior(dials: Dials, features: Sequence[UnitFeatures], entries: int) -> Prior:

@@ -127,7 +127,8 @@ def test_every_event_is_one_line_of_json(scene: Scene, cli: Cli) -> None:
     shown = cli.done(*scene.command("g.pt", "--events", events, "-v", clients=[]))
     assert shown.err.count(" trained on 30 samples in ") == 9
     values = [json.loads(line) for line in events.read_text().splitlines()]
-    one_round = ["round-started", *["client-finished"] * 3, "group-matched", "round-done"]
+    clients = ["client-started", "client-finished"] * 3
+    one_round = ["round-started", *clients, "group-matched", "round-done"]
     last = [name for name in one_round if name != "group-matched"]
     assert [value["event"] for value in values] == [
         *("run-started", *one_round, *one_round, *last, "run-finished")
@@ -165,8 +166,8 @@ def test_the_end_of_a_run_is_written_again_by_resume(scene: Scene, cli: Cli) -> 
     assert {n: b for n, b in after.items() if "work" not in n} == {
         n: b for n, b in before.items() if "work" not in n
     }
-    other = scene.command("g.pt", "--data", scene.data, "--mu", 0.5, "--resume")
-    cli.refused(*other, code=2, says=["g.pt.work: holds another run: mu is 0.5, was 0.001"])
+    other = scene.command("g.pt", "--data", scene.data, "--momentum", 0.5, "--resume")
+    cli.refused(*other, code=2, says=["g.pt.work: holds another run: momentum is 0.5, was 0.9"])
 
 
 @pytest.mark.parametrize(

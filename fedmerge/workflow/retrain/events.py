@@ -32,6 +32,14 @@ class RoundStarted:
 
 
 @dataclass(frozen=True)
+class ClientStarted:
+    """An attempt of a client begins."""
+
+    round: int
+    client: str
+
+
+@dataclass(frozen=True)
 class ClientFinished:
     """A client delivered."""
 
@@ -98,6 +106,7 @@ class RunFinished:
 Event: TypeAlias = (
     RunStarted
     | RoundStarted
+    | ClientStarted
     | ClientFinished
     | ClientFailed
     | GroupMatched
@@ -108,6 +117,7 @@ HearEvent: TypeAlias = Callable[[Event], None]
 _NAMES: Mapping[type[object], str] = {
     RunStarted: "run-started",
     RoundStarted: "round-started",
+    ClientStarted: "client-started",
     ClientFinished: "client-finished",
     ClientFailed: "client-failed",
     GroupMatched: "group-matched",

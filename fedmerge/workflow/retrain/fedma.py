@@ -12,7 +12,7 @@ from fedmerge.types.layouts import Widths
 from fedmerge.types.plans import Plan
 from fedmerge.types.work import Arrays, array_bytes
 from fedmerge.units import Averaging, Placement, average_tensor
-from fedmerge.workflow.layers import Problem, bisect, match_group
+from fedmerge.workflow.layers import Problem, bisect
 from fedmerge.workflow.record import GroupEntry
 from fedmerge.workflow.retrain.federation import Exchange, Federation, averaging_of
 from fedmerge.workflow.retrain.locals import (
@@ -22,6 +22,7 @@ from fedmerge.workflow.retrain.locals import (
     same_units,
     taken_array,
 )
+from fedmerge.workflow.retrain.matching import exchanged_plan, match_layer
 from fedmerge.workflow.retrain.schedule import Layer, Round
 
 INDEX_BYTES = 8  # of one unit's place in the global layout, as sent to its client
@@ -86,34 +87,16 @@ class FedMA:
         placement: list[dict[str, Assignment]] = [{} for _ in federation.locals]
         if layer.group is None:
             return None, placement
-        matching = self._match(
-            layer.group,
-            [federation.locals[k] for k in present],
-            [self.client_widths(federation, k) for k in present],
-            federation.widths,
-            self._limit(layer.group, federation.widths),
+        problem = replace(
+            self.problem,
+            clients=[federation.locals[k] for k in present],
+            client_widths=[self.client_widths(federation, k) for k in present],
         )
+        limit = self._limit(layer.group, federation.widths)
+        matching = match_layer(problem, layer, federation.widths, limit)
         for client, assignment in zip(present, matching.assignments, strict=True):
             placement[client] = {layer.group: assignment}
         return matching, placement
-
-    def _match(
-        self,
-        group: str,
-        clients: Sequence[LocalModel],
-        widths: Sequence[Widths],
-        matched: Widths,
-        limit: int | None,
-        *,
-        plan: Plan | None = None,
-    ) -> GroupMatching:
-        """Match one group of clients whose earlier groups have the same units already."""
-        problem = replace(
-            self.problem, clients=clients, client_widths=widths, plan=plan or self.problem.plan
-        )
-        number = [g.name for g in problem.plan.groups].index(group)
-        earlier = same_matchings(matched, len(clients))
-        return match_group(problem, number, earlier, limit, progress=lambda share: None)
 
     def _limit(self, group: str, matched: Widths) -> int | None:
         """Return the largest width of a group within the size budget, None if there is none.
@@ -186,21 +169,21 @@ class FedMA:
             return averaged, joined
         own = self.client_widths(federation, absent)
         width = next(assigned[layer.group].width for assigned in placement if assigned)
-        tensors = {name: self.problem.plan.tensors[name] for name in layer.tensors}
-        matching = self._match(
-            layer.group,
-            [LocalModel("global", averaged), federation.locals[absent]],
-            [{**own, layer.group: width}, own],
-            federation.widths,
-            max(width, own[layer.group]),
-            plan=replace(self.problem.plan, tensors=tensors),
+        widths = {**own, layer.group: width}
+        problem = replace(
+            self.problem,
+            clients=[LocalModel("global", averaged), federation.locals[absent]],
+            client_widths=[widths, own],
+            plan=exchanged_plan(self.problem.plan, layer),
         )
+        limit = max(width, own[layer.group])
+        matching = match_layer(problem, layer, federation.widths, limit)
         moved, joined[absent] = ({layer.group: a} for a in matching.assignments)
         for assigned in joined:
             if assigned and assigned is not joined[absent]:
                 indices = moved[layer.group].indices[assigned[layer.group].indices]
                 assigned[layer.group] = Assignment(indices, matching.width)
-        widths = {**own, layer.group: width}
+        tensors = problem.plan.tensors
         return {n: placed_array(a, tensors[n], moved, widths) for n, a in averaged.items()}, joined
 
     def _placed(
@@ -258,14 +241,6 @@ class FedMA:
             placements=tuple({} for _ in federation.locals),
             groups=(),
         )
-
-
-def same_matchings(widths: Widths, clients: int) -> dict[str, GroupMatching]:
-    """Return the matchings of groups along which all clients have the same units already."""
-    return {
-        name: GroupMatching((same_units(width),) * clients, width, 0, 0.0)
-        for name, width in widths.items()
-    }
 
 
 def local_arrays(

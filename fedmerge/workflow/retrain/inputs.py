@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import glob
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from fedmerge.checkpoint import (
 from fedmerge.errors import CheckpointError, UsageError
 from fedmerge.references import is_reference
 from fedmerge.training import (
-    Preparation,
+    Shard,
     count_classes,
     derived_seed,
     find_task,
@@ -172,23 +172,30 @@ def expand_shards(arguments: Sequence[str | Path]) -> list[str]:
 
 
 def open_shards(
-    names: Sequence[str], shards: Sequence[str], options: RetrainOptions
+    names: Sequence[str],
+    shards: Sequence[str],
+    options: RetrainOptions,
+    *,
+    look: Callable[[Shard], None],
 ) -> tuple[list[ShardEntry], str]:
-    """Return every client's shard, looked into once, and how they were paired."""
+    """Return every client's shard, each read and shown to `look` once, and how they were paired."""
     if len(shards) == 1 and is_reference(shards[0]):
         pairs, why = dict.fromkeys(names, shards[0]), f"shards come from {shards[0]}"
     else:
         pairing = pair_shards(names, [Path(shard) for shard in shards])
         pairs, why = {name: str(path) for name, path in pairing.shards.items()}, pairing.why
-    entries = [_shard_entry(name, pairs[name], options.task, options.preparation) for name in names]
+    entries = []
+    for name in names:
+        shard = read_shard(pairs[name], client=name, preparation=options.preparation)
+        look(shard)
+        entries.append(_shard_entry(shard, pairs[name], options.task))
     return entries, why
 
 
-def _shard_entry(client: str, source: str, task: str, preparation: Preparation) -> ShardEntry:
-    shard = read_shard(source, client=client, preparation=preparation)
+def _shard_entry(shard: Shard, source: str, task: str) -> ShardEntry:
     counts = count_classes(find_task(task), shard.targets)
     return ShardEntry(
-        client,
+        shard.name,
         source,
         len(shard),
         None if counts is None else tuple(counts.tolist()),
@@ -210,14 +217,19 @@ def source_digest(source: str) -> str:
 
 def output_class_counts(
     entries: Sequence[ShardEntry], outputs: set[int]
-) -> dict[str, list[int]] | None:
-    """Return every client's count per output, None where outputs are no classes."""
-    if len(outputs) != 1:
-        return None
+) -> dict[str, list[int]] | str:
+    """Return every client's count per output, or why there is none."""
+    if not outputs:
+        return "its outputs are made by no tensor of their own, but by tied weights"
+    if len(outputs) > 1:
+        return "there are outputs of several sizes"
     [size] = outputs
     counts: dict[str, list[int]] = {}
     for entry in entries:
-        if entry.class_counts is None or len(entry.class_counts) > size:
-            return None
+        if entry.class_counts is None:
+            return "the task counts no classes; if there are any, give --class-counts"
+        if len(entry.class_counts) > size:
+            found = f"{entry.client} has {len(entry.class_counts)} classes"
+            return f"{found}, but there are {size} outputs; give --class-counts"
         counts[entry.client] = [*entry.class_counts, *[0] * (size - len(entry.class_counts))]
     return counts

@@ -5,16 +5,17 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
+import numpy as np
 from torch import nn
 
 from fedmerge import __version__
-from fedmerge.errors import ArchitectureError, UsageError
+from fedmerge.errors import ArchitectureError
 from fedmerge.graph import plan_to_json
-from fedmerge.training import EVALUATION_KEYS, read_shard
+from fedmerge.training import EVALUATION_KEYS, Shard, read_shard
 from fedmerge.types.arrays import Array
 from fedmerge.types.clients import Client
 from fedmerge.types.layouts import axis_size
@@ -40,8 +41,10 @@ from fedmerge.workflow.retrain.inputs import (
 )
 from fedmerge.workflow.retrain.locals import LocalModel
 from fedmerge.workflow.retrain.options import RetrainOptions
+from fedmerge.workflow.retrain.running import Running
 from fedmerge.workflow.retrain.schedule import averaging_rounds, matching_rounds
 from fedmerge.workflow.retrain.training import EVALUATION, ModelNames, Trainer
+from fedmerge.workflow.retrain.trial import prepare_trial
 
 
 @dataclass(frozen=True)
@@ -72,19 +75,20 @@ def prepare_run(
     model: ModelCode,
     plan: Plan | None = None,
     data: str | None = None,
-    device: str = "cpu",
+    running: Running | None = None,
 ) -> Run:
-    """Open clients and shards, plan the model, and choose the rounds."""
-    if data is not None:
-        read_shard(data, client=EVALUATION, keys=EVALUATION_KEYS, preparation=options.preparation)
+    """Open clients and shards, try the model on them, plan it, and choose the rounds."""
+    running = running or Running(device="cpu")
     files = expand_shards(shards)
     start = open_start(sources, files, model, options)
-    entries, paired = open_shards([client.name for client in start.clients], files, options)
-    first = entries[0]
-    shard = read_shard(first.source, client=first.client, preparation=options.preparation)
-    model = model.fed_with(shard)
+    running.check_enough(len(start.clients))
+    device = running.devices[0]
+    entries, notes, first = _open_data(start, files, options, model=model, data=data, device=device)
+    model = model.fed_with(first)
     matching = matching_options(options)
     prepared = prepare(start.clients, matching, plan=plan or start.plan, model=model)
+    if plan is not None or start.plan is None:  # else they tell how the merged file was planned
+        notes = [*notes, *prepared.plan.notes]
     names = _names(prepared, model)
     averaging, warnings = _averaging(prepared, options, entries)
     method = _method(prepared, options, start, names, averaging, device)
@@ -96,10 +100,34 @@ def prepare_run(
         shards=entries,
         trainer=Trainer(model, names, prepared.plan, sources_of, options),
         method=method,
-        notes=(*(() if start.is_initial else (paired,)), *prepared.plan.notes),
+        notes=tuple(notes),
         warnings=(*prepared.warnings, *warnings),
         identity=_identity(prepared, options, start, entries, model, data),
     )
+
+
+def _open_data(
+    start: Start,
+    files: Sequence[str],
+    options: RetrainOptions,
+    *,
+    model: ModelCode,
+    data: str | None,
+    device: str,
+) -> tuple[list[ShardEntry], list[str], Shard]:
+    """Return the shards, what to say of them, and the first; all data fit the model and task."""
+    read = partial(read_shard, preparation=options.preparation)
+    trial = prepare_trial(model, start.clients[0], options.task, seed=options.seed, device=device)
+    if data is not None:
+        trial.evaluate_on(read(data, client=EVALUATION, keys=EVALUATION_KEYS))
+    names = [client.name for client in start.clients]
+    entries, paired = open_shards(names, files, options, look=trial.train_on)
+    first = read(entries[0].source, client=entries[0].client)
+    notes = [] if start.is_initial else [paired]
+    if options.preparation.mean and first.x.dtype != np.uint8:
+        found = f"{first.origin} holds {first.x.dtype}, taken as it is"
+        notes.append(f"--normalize is for bytes: {found}")
+    return entries, notes, first
 
 
 def matching_options(options: RetrainOptions) -> MatchOptions:
@@ -111,11 +139,6 @@ def matching_options(options: RetrainOptions) -> MatchOptions:
 def _names(prepared: Prepared, code: ModelCode) -> ModelNames:
     """Return what the model calls the clients' tensors, and which of them it trains."""
     model = code.build()
-    if isinstance(model, torch.jit.ScriptModule | torch.fx.GraphModule):
-        raise UsageError(
-            f"--model {code.factory} is an exported model, which can't be trained here",
-            "give the code that builds it: file.py:name",
-        )
     names = model_names(prepared.clients[0], model)
     aliases = prepared.aligned[0].aliases
     trained = {n for n, p in _parameters(model).items() if p.requires_grad}
@@ -141,9 +164,8 @@ def _averaging(
         return prepared.averaging, []
     outputs = {axis_size(t.axes[t.out], {}) for t in plan.tensors.values() if t.makes_outputs}
     counts = output_class_counts(entries, outputs)
-    if counts is None:
-        why = "the task has no class counts that fit the model's outputs"
-        return prepared.averaging, [f"the last layer is averaged by client weights: {why}"]
+    if isinstance(counts, str):
+        return prepared.averaging, [f"the last layer is averaged by client weights: {counts}"]
     counted = replace(options.matching, class_counts=counts)
     return averaging_for(counted, prepared.dials, plan, prepared.clients), []
 
@@ -215,11 +237,11 @@ def _identity(
     identity: dict[str, Any] = {
         "fedmerge": __version__,
         "options": {**matching, **options.to_json()},
-        "clients": {client.name: client.sha256() for client in prepared.clients},
+        "model": {"name": name, "arguments": dict(model.arguments), "sha256": code},
         "continued_from": start.continued,
+        "clients": {client.name: client.sha256() for client in prepared.clients},
         "shards": {entry.client: entry.sha256 for entry in entries},
         "data": None if data is None else source_digest(data),
-        "model": {"name": name, "arguments": dict(model.arguments), "sha256": code},
         "plan": plan_to_json(prepared.plan),
     }
     plain: dict[str, Any] = json.loads(json.dumps(identity))  # as it is read again

@@ -67,7 +67,7 @@ def retrain(
             work_dir=place,
         )
     if place is not None and not resume:
-        place.check_empty()
+        place.check_free()
     run = prepare_run(
         sources,
         listed,
@@ -75,7 +75,7 @@ def retrain(
         model=model,
         plan=plan,
         data=evaluation,
-        device=running.devices[0],
+        running=running,
     )
     retrained = run_prepared(
         run, data=evaluation, work_dir=place, output=output, running=running, hear=hear

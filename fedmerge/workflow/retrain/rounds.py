@@ -11,6 +11,7 @@ from fedmerge.types.work import Arrays
 from fedmerge.workflow.retrain.events import (
     ClientFailed,
     ClientFinished,
+    ClientStarted,
     GroupMatched,
     HearEvent,
     RoundDone,
@@ -60,6 +61,7 @@ class Rounds:
                 self.run.method,
                 current,
                 policy=self.running.policy,
+                begin=lambda client: self.hear(ClientStarted(current.number, client)),
                 hear=lambda outcome: self._tell(outcome, current, engine),
             )
         present = [k for k, m in enumerate(federation.locals) if m.name not in step.missing]

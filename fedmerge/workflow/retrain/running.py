@@ -38,6 +38,12 @@ class Running:
         """Where clients train; matching runs on the first."""
         return choose_devices(self.device)
 
+    def check_enough(self, clients: int) -> None:
+        """Refuse a minimum that not even all clients together reach."""
+        least = self.policy.min_clients
+        if least > clients:
+            raise UsageError(f"--min-clients is {least}, but there are {clients} clients")
+
     def start_engine(self, clients: Sequence[str]) -> Engine:
         """Return the engine that runs these clients' work."""
         return _ENGINES[self.engine](self, clients)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+import shlex
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -41,26 +42,34 @@ class WorkDir:
 
     path: Path
 
-    def check_empty(self) -> None:
-        """Refuse a folder in which something is."""
-        if self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir())):
+    def check_free(self) -> None:
+        """Refuse a folder in which something is, but for a run that did not finish a round."""
+        if not self.path.exists():
+            return
+        if not self.path.is_dir():
+            raise UsageError(f"{self.path}: is a file, expected a folder", "choose a --work-dir")
+        if any(not _is_of_the_start(path) for path in self.path.iterdir()):
             raise UsageError(
                 f"{self.path}: is not empty",
-                "go on with the run in it with --resume, or choose another --work-dir",
+                f"go on with the run in it with --resume, or {self._start_again}",
             )
 
     @property
+    def _start_again(self) -> str:
+        return f"start again: remove it ({shlex.join(['rm', '-r', str(self.path)])})"
+
+    @property
     def run(self) -> dict[str, Any] | None:
-        """What the run in the folder is, None if there is none."""
+        """What the run in the folder is, None if there is none or it has not finished a round."""
         path = self.path / RUN_FILE
-        if not path.exists():
+        if not path.exists() or not (self.path / STATE_FILE).exists():
             return None
         try:
             value = json.loads(path.read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
-            raise CheckpointError(f"{path}: cannot be read ({error})") from error
+            raise CheckpointError(f"{path}: cannot be read ({error})", self._start_again) from error
         if not isinstance(value, dict):
-            raise CheckpointError(f"{path}: is damaged, expected a JSON object")
+            raise CheckpointError(f"{path}: is damaged, expected a JSON object", self._start_again)
         return value
 
     def begin(self, run: Mapping[str, Any]) -> None:
@@ -93,20 +102,64 @@ class WorkDir:
                 text = file.metadata()["fedmerge"]
             return _from_json(json.loads(text), arrays)
         except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
-            raise CheckpointError(f"{path}: is damaged ({error})", "start again") from error
+            raise CheckpointError(f"{path}: is damaged ({error})", self._start_again) from error
+
+
+def _is_of_the_start(path: Path) -> bool:
+    """Whether a file was written before the first round was done."""
+    return path.name == RUN_FILE or path.match(_HIDDEN)
 
 
 def first_difference(found: Mapping[str, Any], saved: Mapping[str, Any]) -> str | None:
     """Return the first value in which two runs differ, in words."""
     for name in [*saved, *(key for key in found if key not in saved)]:
         one, other = found.get(name), saved.get(name)
-        if one == other:
-            continue
-        if isinstance(one, Mapping) and isinstance(other, Mapping):
-            inner = first_difference(one, other)
-            return f"{name}: {inner}" if name != "options" else inner
-        return f"{name} is {json.dumps(one)}, was {json.dumps(other)}"
+        if one != other:
+            return _DIFFERENCES.get(name, _plain_difference)(name, one, other)
     return None
+
+
+def _plain_difference(name: str, found: Any, saved: Any) -> str:
+    return f"{name} is {json.dumps(found)}, was {json.dumps(saved)}"
+
+
+def _inner_difference(name: str, found: Mapping[str, Any], saved: Mapping[str, Any]) -> str:
+    difference = first_difference(found, saved)
+    assert difference is not None, f"'{name}' differs"
+    return difference
+
+
+def _files_difference(name: str, found: Mapping[str, Any], saved: Mapping[str, Any]) -> str:
+    """Return in words how the digests of clients, or of their shards, differ."""
+    what = _EACH[name]
+    for client in (*found, *saved):
+        if (client in found) != (client in saved):
+            return f"{client} is {'new' if client in found else 'gone'} among the {what}"
+    changed = ", ".join(client for client in found if found[client] != saved[client])
+    return f"the {what} of {changed} are not the same"
+
+
+def _given_difference(name: str, found: str | None, saved: str | None) -> str:
+    """Return in words how one of the files of a run differs."""
+    if found is None or saved is None:
+        return f"{_FILES[name]} is {'not' if found is None else 'now'} given"
+    return f"{_FILES[name]} is another one"
+
+
+_EACH = {"clients": "models", "shards": "shards"}
+_FILES = {"data": "--data", "continued_from": "the merged file", "sha256": "the code of --model"}
+_DIFFERENCES: Mapping[str, Callable[[str, Any, Any], str]] = {
+    "options": _inner_difference,
+    "model": _inner_difference,
+    "name": lambda name, found, saved: f"--model is {found}, was {saved}",
+    "arguments": lambda name, found, saved: f"--model-arg is {found}, was {saved}",
+    "sha256": _given_difference,
+    "continued_from": _given_difference,
+    "clients": _files_difference,
+    "shards": _files_difference,
+    "data": _given_difference,
+    "plan": lambda name, found, saved: "the plan is another one",
+}
 
 
 def _named_arrays(federation: Federation) -> Iterator[tuple[str, Array]]:

@@ -73,13 +73,18 @@ class Trainer:
         current: Round,
         *,
         policy: RetryPolicy,
+        begin: Callable[[str], None],
         hear: Hear,
     ) -> tuple[Federation, StepResult]:
-        """Let every client train what is not fixed, and return their new models."""
+        """Let every client train what is not fixed, and return their new models.
+
+        `begin` is told whose attempt starts, `hear` how it ended.
+        """
         clients = {model.name: k for k, model in enumerate(federation.locals)}
         widths = [method.client_widths(federation, k) for k in range(len(clients))]
 
         def make_task(name: str) -> Task:
+            begin(name)
             model = federation.locals[clients[name]]
             arrays = {**federation.fixed, **model.arrays}
             return self._task(name, arrays, federation.fixed, widths[clients[name]], current)
@@ -127,7 +132,8 @@ class Trainer:
         task = Task(EVALUATION, EVALUATION, EVALUATE, padded, work.to_json())
         [outcome] = LocalEngine([], device=device, threads=threads).run([task], timeout=None)
         if outcome.status != "ok":
-            raise TrainingError(f"the global model cannot be evaluated: {outcome.message}")
+            problem = f"the global model cannot be evaluated: {outcome.message}"
+            raise TrainingError(problem, outcome.hint)
         found = {name: float(v) for name, v in outcome.values.items() if name != "samples"}
         return {name: v if math.isfinite(v) else None for name, v in found.items()}
 

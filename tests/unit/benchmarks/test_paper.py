@@ -1,6 +1,8 @@
 """The paper's comparison: its data, nets, runs, page and plots, on data of a few seconds."""
 
 import json
+import subprocess
+import sys
 import xml.etree.ElementTree as ET
 from dataclasses import replace
 from pathlib import Path
@@ -11,9 +13,10 @@ import torch
 
 from benchmarks import paper
 from benchmarks.paper_data import STEPS, Split, write_scene
+from benchmarks.paper_leads import leads
 from benchmarks.paper_models import Start, lenet, vgg9_half
-from benchmarks.paper_page import bars, by_method, page, plots, shown
-from benchmarks.paper_plot import Mark, Series, plot
+from benchmarks.paper_page import by_method, page, plots, shown
+from benchmarks.paper_plot import Mark, Series, plot, round_numbers
 from benchmarks.paper_runs import Outcome, Point
 from benchmarks.paper_suites import Experiment, experiments
 
@@ -110,6 +113,13 @@ def run(images: Path, results: Path, *more: str) -> list[str]:
     return [str(value["experiment"]["method"]) for value in json.loads(results.read_text())]
 
 
+def test_the_script_runs_as_a_file_from_any_folder(tmp_path: Path) -> None:
+    command = [sys.executable, str(Path(paper.__file__)), "mnist", "--help"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=True)
+    assert "--results RESULTS" in done.stdout
+    assert "default: paper-results.json" in done.stdout
+
+
 def test_a_results_file_is_added_to_and_nothing_is_run_twice(
     images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -146,9 +156,28 @@ def results_with(fedma: tuple[float, float], fedavg: tuple[float, float]) -> pap
 
 
 def test_bars_compare_the_same_seeds_at_the_same_round() -> None:
-    found = bars(by_method(results_with((90, 94), (86, 93))))
-    assert [round(bar.value, 9) for bar in found] == [4, 4, 1, 1, 0.25]
-    assert [bar.is_met for bar in found] == [True, True, False, False, True]
+    found = leads(by_method(results_with((90, 94), (86, 93))), judged=True)
+    assert [round(lead.value, 9) for lead in found] == [4, 4, 1, 1, 0.25]
+    assert [lead.is_met for lead in found] == [True, True, False, False, True]
+    assert all(
+        lead.bar is None
+        for lead in leads(by_method(results_with((90, 94), (86, 93))), judged=False)
+    )
+
+
+def test_by_bytes_the_last_round_of_fedavg_is_taken_that_has_no_more_than_fedma() -> None:
+    usual = results_with((90, 94), (86, 93))
+    early = {
+        e: replace(
+            o, points=(Point(1, 4.0, 50.0), Point(2, 7.9, 60.0), Point(3, 8.1, 70.0), *o.points)
+        )
+        for e, o in usual.items()
+        if e.method == "fedavg"
+    }
+    *_, mean, median = leads(by_method({**usual, **early}), judged=True)
+    assert mean.what == "FedMA at round 8 ahead of what FedAvg has for its bytes, round 2"
+    assert (mean.note, mean.value, median.value) == ("by seed: 33.0, 35.0", 34, 34)
+    assert mean.bar is None
 
 
 def test_a_seed_that_decides_alone_is_seen_in_the_leads_and_the_median() -> None:
@@ -158,8 +187,8 @@ def test_a_seed_that_decides_alone_is_seen_in_the_leads_and_the_median() -> None
         replace(e, seed=2): Outcome((Point(4, 1.0, low), Point(8, 2.0, low)), 1.2, 30.0)
         for e, low in ((third, 90.0), (replace(third, method="fedavg"), 10.0))
     }
-    early, median, *_ = bars(by_method({**usual, **collapsed}))
-    assert (early.value, median.value) == pytest.approx((82 / 3, 1.0))
+    early, median, *_ = leads(by_method({**usual, **collapsed}), judged=True)
+    assert (early.value, median.value) == (27.33, 1.0)
     assert early.note == "by seed: 1.0, 1.0, 80.0"
     assert (early.is_met, median.is_met) == (True, False)
 
@@ -182,7 +211,8 @@ def test_only_runs_with_the_settings_of_the_page_are_shown() -> None:
     assert shown(everything, "mnist", "main") == usual
     assert shown(other, "mnist", "main") == {}
     text = page(everything)
-    assert text.count("| max_growth 1.5 |") == len(tried)
+    assert text.count("| 0, 1 | max_growth 1.5 |") == len(tried) / 2  # two seeds a row
+    assert "| 90.0 (89.0 to 91.0) at round 4; 94.0 (93.0 to 95.0) at round 8 | 8.0 |" in text
     assert "samples 100" not in text
 
 
@@ -213,6 +243,29 @@ def test_a_plot_puts_larger_numbers_further_up_and_right() -> None:
     assert x2 > x1
     assert y2 < y1
     assert "a < b" in [node.text for node in root]
+
+
+def test_heights_are_logarithms_of_the_error() -> None:
+    line = Series("a", tuple(Mark(x, 100 - e, 100 - e, 100 - e) for x, e in enumerate((80, 20, 5))))
+    root = ET.fromstring(plot([line], x_label="x", y_label="y"))
+    [points] = [node.attrib["points"] for node in root if node.tag.endswith("polyline")]
+    first, second, third = (float(pair.split(",")[1]) for pair in points.split())
+    assert second - first == pytest.approx(third - second, abs=0.2)  # a quarter of the error each
+
+
+def test_a_level_goes_from_end_to_end_and_a_line_of_one_mark_is_a_point() -> None:
+    marks = (Mark(1, 50, 50, 50),)
+    for is_level, dashed, circles in ((True, 1, 1), (False, 0, 2)):  # one circle beside the name
+        other = Series("b", (Mark(9, 10, 10, 10),), is_level=True)
+        picture = plot([other, Series("a", marks, is_level)], x_label="x", y_label="y")
+        assert picture.count("stroke-dasharray") == 1 + dashed
+        assert picture.count("<circle") == 1 + circles
+
+
+def test_numbers_on_an_axis_are_round() -> None:
+    assert round_numbers(8) == list(range(9))
+    assert round_numbers(110.4) == [0, 20, 40, 60, 80, 100]
+    assert round_numbers(0.36) == pytest.approx([0, 0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.35])
 
 
 def test_the_experiment_of_the_bars_is_that_of_the_bars() -> None:

@@ -86,7 +86,8 @@ class Conformance:
         assert "in fail" in outcome.details
 
     def test_our_own_errors_are_reported_as_they_read(self, engine: Engine) -> None:
-        assert run_one(engine, task("refuse")).message == "shard.npz: is empty"
+        refusal = run_one(engine, task("refuse"))
+        assert (refusal.message, refusal.hint) == ("shard.npz: is empty", "fill it")
 
     def test_code_that_wants_to_exit_has_failed(self, engine: Engine) -> None:
         outcome = run_one(engine, task("leave"))

@@ -115,6 +115,20 @@ def test_too_few_clients_fail_the_step_with_everyones_reason() -> None:
         run_step(engine, CLIENTS, make, policy=RetryPolicy(retries=0, min_clients=2))
 
 
+def test_of_many_reasons_the_first_are_named() -> None:
+    names = [f"c{number}" for number in range(6)]
+    engine = ScriptedEngine({"c0": [ok("c0")], **{name: [lost(name)] for name in names[1:]}})
+    with pytest.raises(TrainingError, match=r"1 of 6 .* c3 \(lost\): [^;]*; and 2 more$"):
+        run_step(engine, names, make, policy=RetryPolicy(retries=0, min_clients=2))
+
+
+def test_what_all_clients_fail_at_is_told_once_with_its_own_hint() -> None:
+    failed = {n: [Outcome("t", n, "app", message="bad rate", hint="lower it")] for n in CLIENTS}
+    with pytest.raises(TrainingError, match=r"^all 3 clients failed; a \(app\): bad rate$") as told:
+        run_step(ScriptedEngine(failed), CLIENTS, make, policy=RetryPolicy(retries=0))
+    assert told.value.hint == "lower it"
+
+
 def test_a_client_that_cannot_be_placed_is_not_waited_for() -> None:
     engine = ScriptedEngine(all_ok(), gone={"b"})
     found = run_step(engine, CLIENTS, make, policy=RetryPolicy(retries=3))

@@ -204,7 +204,9 @@ def test_tasks_are_lost_where_no_worker_can_be_started(monkeypatch: pytest.Monke
     assert [(o.task, o.status, o.message) for o in outcomes] == [
         (f"task-{number}", "lost", why) for number in range(3)
     ]
-    with pytest.raises(TrainingError, match=r"^0 of 4 .* needed; a \(lost\): its process cannot"):
+    with pytest.raises(
+        TrainingError, match=r"^all 4 clients failed; a \(lost\): its process cannot"
+    ):
         run_step(
             engine,
             CLIENTS,

@@ -39,6 +39,19 @@ def test_every_container_gives_the_same_batches(tmp_path: Path, suffix: str) -> 
     assert y.tolist() == [1, 0]
 
 
+@pytest.mark.parametrize(
+    ("y", "rows"),
+    [
+        (np.array([1, 1, 5, 1, -2]), [0, 1, 2, 4]),
+        (np.array([3]), [0]),
+        (np.array([[1, 1], [1, 1], [1, 1], [0, 9]]), [0, 1, 3]),
+        (np.zeros((3, 0), np.int64), [0, 1]),
+    ],
+)
+def test_extreme_rows_have_the_smallest_and_the_largest_target(y: Array, rows: list[int]) -> None:
+    assert Shard("s", np.zeros((len(y), 2)), y).extreme_rows().tolist() == rows
+
+
 def test_plain_npz_and_torch_files_are_mapped_and_never_changed(tmp_path: Path) -> None:
     path = write(tmp_path / "c.npz")
     before = path.read_bytes()
@@ -87,7 +100,7 @@ def test_the_first_pair_of_names_that_is_there_is_taken(tmp_path: Path) -> None:
     assert read_column(path, "role").tolist() == [1, 1, 2, 2]
     with pytest.raises(TrainingError, match=r"all.npz: expected 'x' and 'y', found 'x_train'"):
         read_shard(path)
-    with pytest.raises(TrainingError, match="there is no 'speaker', only 'x_train'"):
+    with pytest.raises(UsageError, match="there is no 'speaker', only 'x_train'"):
         read_column(path, "speaker")
 
 

@@ -67,7 +67,7 @@ def test_padding_is_not_counted() -> None:
     [
         (logits(4, 3), torch.tensor([0, 1, 2, 3]), "the class 3, but the model has 3 outputs"),
         (logits(1, 3), torch.tensor([-1]), "the class -1"),
-        (logits(4, 3), torch.zeros(4), "y holds torch.float32, expected class numbers"),
+        (logits(4, 3), torch.zeros(4), "y holds float32, expected class numbers"),
         (logits(4, 3), torch.zeros(3, dtype=torch.int64), r"outputs are \(4, 3\), which does not"),
         (logits(4), torch.zeros(4, dtype=torch.int64), r"outputs are \(4,\)"),
         ("text", torch.zeros(4), "the model returns str, expected logits"),

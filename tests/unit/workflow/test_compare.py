@@ -200,6 +200,7 @@ def test_without_an_accuracy_the_loss_decides(tmp_path: Path) -> None:
     options = EvaluationOptions(task=f"{__name__}:Distance")
     found = compare(files, digits.save_test(tmp_path), model=CODE, merged=[bad], evaluation=options)
     assert found.best_client == min(found.rows[:3], key=loss).model
+    assert row(found, "best").model == f"best client ({found.best_client}, by loss)"
     assert any(w.startswith("bad is worse than the best client: loss") for w in found.warnings)
 
 

@@ -235,7 +235,7 @@ def test_options_that_make_no_split_are_refused(options: dict[str, Any], problem
 def test_data_that_cannot_be_split_so_are_refused(tmp_path: Path) -> None:
     data = data_set(tmp_path, short=np.arange(5))
     cases: list[tuple[dict[str, Any], type[FedmergeError], str]] = [
-        ({"by": "nobody"}, TrainingError, "there is no 'nobody', only 'x', 'y', 'short'"),
+        ({"by": "nobody"}, UsageError, "there is no 'nobody', only 'x', 'y', 'short'"),
         ({"by": "short"}, TrainingError, "'short' has 5 values for 120 samples"),
         ({"clients": 121, "homogeneous": True}, UsageError, "120 samples cannot be split"),
         ({"clients": 50, "homogeneous": True, "min_samples": 3}, UsageError, "clients of at least"),

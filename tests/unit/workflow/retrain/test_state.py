@@ -77,7 +77,7 @@ def test_another_run_is_refused_by_its_first_difference(
                 paths, shards, options, model=code("Residual"), work_dir=place, resume=True
             )
     write_shards(shards, "Residual", {"b": 7})
-    with pytest.raises(fedmerge.UsageError, match="holds another run: shards: b is"):
+    with pytest.raises(fedmerge.UsageError, match="another run: the shards of b are not the same"):
         fedmerge.retrain(
             paths, shards, options_for(), model=code("Residual"), work_dir=place, resume=True
         )
@@ -125,7 +125,20 @@ def test_what_a_killed_process_left_is_swept_out(tmp_path: Path) -> None:
 
 
 def test_differences_are_named_from_outside_in() -> None:
-    saved = {"options": {"epochs": 1}, "shards": {"a": "0"}, "data": None}
+    model = {"name": "CNN", "arguments": {}, "sha256": "7"}
+    files = {"clients": {"a": "0", "b": "1"}, "shards": {"a": "2", "b": "3"}, "data": None}
+    saved = {"options": {"epochs": 1}, "model": model, **files}
     assert first_difference(saved, saved) is None
-    assert first_difference({**saved, "data": "1"}, saved) == 'data is "1", was null'
-    assert first_difference({**saved, "shards": {}}, saved) == 'shards: a is null, was "0"'
+    for changes, difference in (
+        ({"options": {"epochs": 2}, "model": {}, "data": "1"}, "epochs is 2, was 1"),
+        ({"model": {**model, "name": "MLP"}, "clients": {}}, "--model is MLP, was CNN"),
+        ({"model": {**model, "sha256": "8"}}, "the code of --model is another one"),
+        ({"clients": {"a": "0", "b": "9"}}, "the models of b are not the same"),
+        ({"shards": {"a": "4", "c": "3"}}, "c is new among the shards"),
+        ({"shards": {"a": "4"}}, "b is gone among the shards"),
+        ({"data": "1"}, "--data is now given"),
+    ):
+        assert first_difference({**saved, **changes}, saved) == difference
+    with_data = {**saved, "data": "1"}
+    assert first_difference(saved, with_data) == "--data is not given"
+    assert first_difference({**saved, "data": "2"}, with_data) == "--data is another one"

@@ -13,7 +13,7 @@ from fedmerge.matching import GroupMatching
 from fedmerge.types.progress import silent
 from fedmerge.workflow.clients import expand_sources, open_clients
 from fedmerge.workflow.layers import Problem, Solution, solve
-from fedmerge.workflow.match import prepare, problem_of
+from fedmerge.workflow.prepared import prepare, problem_of
 
 SWEEPS = 5  # as many as the paper's code makes
 

@@ -18,8 +18,9 @@ ALLOWED = {
     "units": {"types", "errors"},
     "training": {"references", "types", "errors"},
     "engines": {"types", "errors"},
+    "probing": {"graph", "training", "types", "errors"},  # runs models on inputs read from files
     "workflow": {
-        *("checkpoint", "graph", "matching", "units", "training", "engines"),
+        *("checkpoint", "graph", "matching", "units", "training", "engines", "probing"),
         *("references", "types", "errors", "__init__"),
     },
     "cli": {"workflow", "checkpoint", "graph", "types", "errors", "__init__"},

@@ -11,6 +11,7 @@ import typer
 from fedmerge import __version__
 from fedmerge.cli import data_options as data_opt
 from fedmerge.cli import options as opt
+from fedmerge.cli import probe_options as probe_opt
 from fedmerge.cli import training_options as train
 from fedmerge.cli.signals import at_work
 from fedmerge.cli.terminal import Terminal
@@ -54,6 +55,7 @@ def match(
     preset: opt.Preset = None,
     match_threshold: opt.MatchThreshold = None,
     max_growth: opt.MaxGrowth = None,
+    max_params: opt.MaxParams = None,
     gamma: opt.Gamma = None,
     sigma: opt.Sigma = None,
     sigma0: opt.Sigma0 = None,
@@ -71,6 +73,17 @@ def match(
     input_shape: opt.InputShape = None,
     input_dtype: opt.InputDtype = None,
     state: opt.State = None,
+    probe: probe_opt.Probe = None,
+    probe_data: probe_opt.ProbeData = None,
+    probe_count: probe_opt.ProbeCount = None,
+    probe_mean: probe_opt.ProbeMean = None,
+    probe_std: probe_opt.ProbeStd = None,
+    normalize: probe_opt.ProbeNormalize = None,
+    channels_last: probe_opt.ProbeChannelsLast = False,
+    signature: probe_opt.Signature = None,
+    merge_units: probe_opt.MergeUnits = None,
+    lead: probe_opt.Lead = None,
+    drop_outliers: probe_opt.DropOutliers = False,
     flatten: opt.Flatten = None,
     assume_chain: opt.AssumeChain = False,
     match_by_order: opt.MatchByOrder = False,

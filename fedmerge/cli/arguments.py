@@ -14,10 +14,12 @@ from fedmerge.cli.terminal import Terminal
 from fedmerge.errors import UsageError
 from fedmerge.graph import plan_from_json
 from fedmerge.types.plans import Plan
+from fedmerge.workflow.oneshot.options import ProbeOptions
 from fedmerge.workflow.options import MatchOptions
 from fedmerge.workflow.plans import read_plan
 
 if TYPE_CHECKING:
+    from fedmerge.training import Preparation
     from fedmerge.workflow.models import ModelCode
 
 
@@ -35,6 +37,34 @@ def match_options(given: Mapping[str, Any]) -> MatchOptions:
         if given.get(field.name) is not None
     }
     return MatchOptions(**values)
+
+
+def probe_options(given: Mapping[str, Any]) -> ProbeOptions:
+    """Return what a command line says about probes."""
+    data, normalize = given["probe_data"], given["normalize"]
+    if data is None and (normalize is not None or given["channels_last"]):
+        raise UsageError("--normalize and --channels-last are for --probe-data")
+    return ProbeOptions(
+        source=given["probe"],
+        data=None if data is None else Path(data),
+        count=given["probe_count"],
+        mean=_numbers("--probe-mean", given["probe_mean"]) or (0.0,),
+        std=_numbers("--probe-std", given["probe_std"]) or (1.0,),
+        preparation=None if data is None else _preparation(given),
+    )
+
+
+def _preparation(given: Mapping[str, Any]) -> Preparation:
+    from fedmerge.workflow.evaluate import given_preparation  # most merges do without
+
+    return given_preparation(given["normalize"], given["channels_last"])
+
+
+def _numbers(name: str, text: str | None) -> tuple[float, ...]:
+    try:
+        return tuple(float(part) for part in (text or "").split(",") if part)
+    except ValueError:
+        raise UsageError(f"{name} is {text!r}, expected numbers, e.g. 0.5 or 0.5,0.4,0.4") from None
 
 
 def given_plan(given: Mapping[str, Any]) -> Plan | None:

@@ -10,19 +10,26 @@ from typing import Any
 
 from fedmerge.checkpoint import check_output, parse_size, record_path
 from fedmerge.cli import show
-from fedmerge.cli.arguments import given_plan, match_options, model_code, note_merged
+from fedmerge.cli.arguments import (
+    given_plan,
+    match_options,
+    model_code,
+    note_merged,
+    probe_options,
+)
 from fedmerge.cli.terminal import Terminal
 from fedmerge.workflow.clients import expand_sources, open_clients
 from fedmerge.workflow.devices import choose_device
-from fedmerge.workflow.match import merge_prepared, prepare
+from fedmerge.workflow.match import merge_prepared
 from fedmerge.workflow.merge import Merge
 from fedmerge.workflow.predict import Prediction, predict
+from fedmerge.workflow.prepared import prepare
 
 
 def run(given: Mapping[str, Any], terminal: Terminal) -> None:
     """Merge the clients, write the result and say what it is."""
     started = time.perf_counter()
-    options, plan = match_options(given), given_plan(given)
+    options, plan, probes = match_options(given), given_plan(given), probe_options(given)
     output, device = Path(given["output"]), choose_device(given["device"])
     shard_size = parse_size(given["shard_size"])
     paths = [path for path in expand_sources(given["clients"]) if isinstance(path, Path)]
@@ -43,8 +50,10 @@ def run(given: Mapping[str, Any], terminal: Terminal) -> None:
         _show_prediction(predict(prepared, options), terminal)
         return
     with terminal.progress() as progress:
-        merge = merge_prepared(prepared, options, device=device, progress=progress)
+        merge = merge_prepared(prepared, options, probes=probes, device=device, progress=progress)
         output = merge.write(output, force=given["force"], shard_size=shard_size)
+    for warning in merge.warnings[len(prepared.warnings) :]:
+        terminal.warn(warning)
     seconds = round(time.perf_counter() - started, 3)
     terminal.result({**merge.summary(), "output": str(output), "seconds": seconds})
     _show_merge(merge, output, paths, terminal)
@@ -64,7 +73,7 @@ def _show_merge(merge: Merge, output: Path, clients: Sequence[Path], terminal: T
         for group in merge.groups
     ]
     terminal.table(title, ["group", "clients", "global", "matched", "scatter"], rows)
-    for line in (*sizes(merge), *ways_to_load(merge, output), _quality(output)):
+    for line in (*sizes(merge), *ways_to_load(merge, output), *_quality(merge, output)):
         terminal.line(line)
     terminal.line(f"wrote {written(output)}; check it with:")
     terminal.line(shlex.join(["fedmerge", "verify", *map(as_argument, [output, *clients])]))
@@ -113,9 +122,19 @@ def ways_to_load(merge: Merge, output: Path) -> list[str]:
     ]
 
 
-def _quality(output: Path) -> str:
+def _quality(merge: Merge, output: Path) -> list[str]:
+    """Say how good the merge is, as far as it is known."""
     command = f"fedmerge compare CLIENTS --global {output.name} --model M --data FILE"
-    return f"quality: unknown without data; measure it: {command}"
+    found = merge.quality
+    if found is None:
+        return [f"quality: unknown without data; measure it: {command}"]
+    clients = ", ".join(f"{name} {own.decisions:.1%}" for name, own in found.clients.items())
+    return [
+        f"chosen of {len(found.candidates)}: {found.chosen}",
+        f"decides as the ensemble does on {found.merged.decisions:.1%} of {found.samples} held-out "
+        f"probes ({found.source}); clients: {clients}",
+        f"a prediction; measure it: {command}",
+    ]
 
 
 def _show_prediction(prediction: Prediction, terminal: Terminal) -> None:

@@ -163,8 +163,8 @@ Method: TypeAlias = Annotated[
     str | None,
     option(
         _MATCH,
-        "Match units, or average element by element for comparison (default: fedma).",
-        metavar="fedma|average",
+        "Match units, average element by element, or set clients side by side (default: fedma).",
+        metavar="fedma|average|ensemble",
     ),
 ]
 Preset: TypeAlias = Annotated[
@@ -186,6 +186,9 @@ MaxGrowth: TypeAlias = Annotated[
         "Most parameters, as a multiple of the widest client's; 1 never grows (default: 1.5).",
         metavar="X|none",
     ),
+]
+MaxParams: TypeAlias = Annotated[
+    int | None, option(_MATCH, "Most parameters, instead of --max-growth.", metavar="N")
 ]
 Gamma: TypeAlias = Annotated[
     float | None,

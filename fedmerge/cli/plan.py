@@ -14,7 +14,7 @@ from fedmerge.graph import plan_to_json
 from fedmerge.types.layouts import Concat, Layout, Pinned, Product
 from fedmerge.types.plans import Plan
 from fedmerge.workflow.clients import open_clients
-from fedmerge.workflow.match import Prepared, prepare
+from fedmerge.workflow.prepared import Prepared, prepare
 
 PINNING_OPS: Mapping[str, str] = {  # where a reason is no op's name
     "pixels": "convolution or pooling",

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedmerge.types.arrays import Float64Array, FloatArray
+from fedmerge.types.arrays import Float64Array, FloatArray, IntArray
 from fedmerge.types.clients import Client
 from fedmerge.types.layouts import Widths, axis_size, index_map
 from fedmerge.types.plans import Plan, TensorPlan
@@ -21,12 +21,26 @@ class Averaging:
 
     `shrinkage` is added to the owners' weights of a hidden unit (the paper's posterior mean at
     σ²/σ0²); `recurrent_over_all` divides recurrent tensors by all clients, not by the owners.
+    A hidden unit of the `lead` client is that client's alone, whoever else owns it.
     """
 
     client_weights: tuple[float, ...]
     class_weights: Float64Array | None = None  # (clients, outputs), columns sum to 1
     shrinkage: float = 0.0
     recurrent_over_all: bool = False
+    lead: int | None = None  # number of a client
+
+    def shares(
+        self, client: int, tensor: TensorPlan, *, places: IntArray, led: IntArray | None
+    ) -> Float64Array:
+        """Return what a client counts at its places along a tensor's out axis: one number, or each.
+
+        `led` are the places of the lead client.
+        """
+        weights = self.output_weights(client, tensor)
+        if led is None or self.lead == client or not tensor.produces:
+            return weights
+        return np.asarray(weights * ~np.isin(places, led))
 
     def output_weights(self, client: int, tensor: TensorPlan) -> Float64Array:
         """Return what a client counts for a tensor: one number, or one per output."""
@@ -58,16 +72,25 @@ def average_tensor(
     does not own counts as 0. Every client owns a pinned output.
     """
     tensor = plan.tensors[name]
+    led = None if averaging.lead is None else out_places(tensor, placements[averaging.lead], widths)
     total = np.zeros(tuple(axis_size(layout, widths) for layout in tensor.axes))
     owned = np.zeros(total.shape[tensor.out] if tensor.axes else ())
     stored = []
     for number, (client, placement) in enumerate(zip(clients, placements, strict=True)):
         values = client.read(name)
         stored.append(values.dtype)
-        weights = averaging.output_weights(number, tensor)
         maps = [index_map(layout, targets_of(placement), widths) for layout in tensor.axes]
+        places = maps[tensor.out] if maps else np.zeros(0, dtype=np.int64)
+        weights = averaging.shares(number, tensor, places=places, led=led)
         add_mapped(total, maps, values, along(weights, tensor.out, values.ndim))
         owned[tuple(maps[tensor.out : tensor.out + 1])] += weights
         del values  # before the next client's is read
     total /= along(averaging.divisor(owned, tensor), tensor.out, total.ndim)
     return np.asarray(total, dtype=np.result_type(*stored))
+
+
+def out_places(tensor: TensorPlan, placement: Placement, widths: Widths) -> IntArray:
+    """Return the global places of a client's positions along a tensor's out axis."""
+    if not tensor.axes:
+        return np.zeros(0, dtype=np.int64)
+    return index_map(tensor.axes[tensor.out], targets_of(placement), widths)

@@ -65,7 +65,7 @@ def gather_units(
         if outgoing:
             is_compared = tensor.role != "pointwise"
         if is_compared and _is_placeable(tensor, axis, placed):
-            values = _folded(client, plan, name)
+            values = folded(client, plan, name)
             positions = unit_positions(tensor.axes[axis], group, widths).size
             entries += positions * values.size // values.shape[axis]
             along = np.moveaxis(_place_others(values, tensor, axis, placed), axis, 0)
@@ -117,7 +117,7 @@ def _side_by_side(columns: Sequence[FloatArray], rows: int) -> FloatArray:
     return np.concatenate(columns, axis=1) if columns else np.zeros((rows, 0))
 
 
-def _folded(client: Client, plan: Plan, name: str) -> FloatArray:
+def folded(client: Client, plan: Plan, name: str) -> FloatArray:
     """Return a producing tensor with the batch norm that follows it folded in.
 
     scale = γ/√(variance + ε); weight → scale·weight, bias → scale·(bias − mean) + β.

@@ -15,10 +15,11 @@ from fedmerge.types.plans import Plan
 from fedmerge.types.progress import Progress, silent
 from fedmerge.workflow.clients import Source, expand_sources, open_clients
 from fedmerge.workflow.evaluate import EvaluationOptions, Judge, count_floats, open_judge
-from fedmerge.workflow.match import Prepared, merge_prepared, prepare
+from fedmerge.workflow.match import merge_prepared
 from fedmerge.workflow.merge import Merge, averaging_for
 from fedmerge.workflow.models import ModelCode
 from fedmerge.workflow.options import MatchOptions, dials_for
+from fedmerge.workflow.prepared import Prepared, prepare
 
 Kind: TypeAlias = Literal["client", "mean", "best", "average", "ensemble", "match", "global"]
 

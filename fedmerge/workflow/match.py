@@ -1,58 +1,24 @@
-"""`match`: checkpoints to one global model, without data, in one shot."""
+"""`match`: checkpoints to one global model, in one shot."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import numpy as np
-
-from fedmerge.checkpoint import Checkpoint, check_output, parse_size
-from fedmerge.errors import ArchitectureError
-from fedmerge.matching import GroupMatching, SearchOptions
-from fedmerge.types.arrays import IntArray
-from fedmerge.types.assignments import Assignment
-from fedmerge.types.clients import Client
-from fedmerge.types.plans import Plan, equal_widths
+from fedmerge.checkpoint import check_output, parse_size
+from fedmerge.errors import UsageError
+from fedmerge.types.plans import Plan
 from fedmerge.types.progress import Progress, silent
-from fedmerge.units import Averaging, TieBreaker
-from fedmerge.workflow.clients import (
-    Source,
-    align_names,
-    check_dtypes,
-    expand_sources,
-    keep_matches,
-    open_clients,
-)
-from fedmerge.workflow.layers import Problem, Solution, solve
-from fedmerge.workflow.merge import Merge, averaging_for
-from fedmerge.workflow.options import Dials, MatchOptions, dials_for
-from fedmerge.workflow.plans import plan_clients
-from fedmerge.workflow.record import GroupEntry
+from fedmerge.workflow.clients import Source, expand_sources, open_clients
+from fedmerge.workflow.layers import solve
+from fedmerge.workflow.merge import Merge
+from fedmerge.workflow.oneshot.options import ProbeOptions
+from fedmerge.workflow.options import MatchOptions
+from fedmerge.workflow.prepared import Prepared, line_up, merge_of, prepare, problem_of
 
 if TYPE_CHECKING:
     from fedmerge.workflow.models import ModelCode
-
-
-@dataclass(frozen=True)
-class Prepared:
-    """Clients that fit together, with their plan: all that is known before matching."""
-
-    clients: Sequence[Checkpoint]
-    aligned: Sequence[Client]
-    plan: Plan
-    client_widths: Sequence[Mapping[str, int]]
-    dials: Dials
-    averaging: Averaging
-    warnings: tuple[str, ...]
-
-    @property
-    def kept_parameters(self) -> int:
-        """The size of the tensors that are taken from the first client."""
-        infos = (self.aligned[0].tensors[name] for name in self.plan.kept)
-        return sum(info.size for info in infos if info.is_float)
 
 
 def match(
@@ -64,10 +30,14 @@ def match(
     output: str | Path | None = None,
     force: bool = False,
     shard_size: str | int | None = None,
+    probes: ProbeOptions | None = None,
     device: str = "cpu",
     progress: Progress = silent,
 ) -> Merge:
-    """Merge clients (paths, folders, globs or state dicts) and write the result if asked to."""
+    """Merge clients (paths, folders, globs or state dicts) and write the result if asked to.
+
+    With the model's code the clients are also compared by what they do, on `probes`.
+    """
     options = options or MatchOptions()
     sharded = parse_size(shard_size) is not None
     expanded = expand_sources(sources)
@@ -76,7 +46,7 @@ def match(
         check_output(Path(output), inputs=inputs, force=force, sharded=sharded)
     clients = open_clients(expanded, options.reading)
     prepared = prepare(clients, options, plan=plan, model=model)
-    merge = merge_prepared(prepared, options, device=device, progress=progress)
+    merge = merge_prepared(prepared, options, probes=probes, device=device, progress=progress)
     if output is not None:
         merge.write(output, force=force, shard_size=shard_size)
     return merge
@@ -95,181 +65,37 @@ def plan(
     return prepare(clients, options, plan=given, model=model).plan
 
 
-def prepare(
-    clients: Sequence[Checkpoint],
-    options: MatchOptions,
-    *,
-    plan: Plan | None = None,
-    model: ModelCode | None = None,
-) -> Prepared:
-    """Bring clients to one set of names, plan them and check that they fit together."""
-    kept = keep_matches(options.keep, clients[0])
-    if model is not None:
-        plan = _plan_with_code(model, clients[0], plan, seed=options.seed)
-    elif plan is None and clients[0].program is not None:
-        plan = _plan_of_program(clients[0], seed=options.seed)
-    aligned = align_names(clients, by_order=options.match_by_order, keep=options.keep)
-    planned, client_widths = plan_clients(aligned, options.chain, given=plan, kept=kept)
-    if options.dtype is None:
-        check_dtypes(aligned, planned.tensors)
-    dials = dials_for(options, planned)
-    return Prepared(
-        clients=clients,
-        aligned=aligned,
-        plan=planned,
-        client_widths=client_widths,
-        dials=dials,
-        averaging=averaging_for(options, dials, planned, clients),
-        warnings=(*_nothing_free(planned), *_same_files(clients), *_different_buffers(aligned)),
-    )
-
-
-def _plan_with_code(model: ModelCode, client: Checkpoint, given: Plan | None, *, seed: int) -> Plan:
-    """Return the given plan, checked on the model, or the model's own."""
-    from fedmerge.workflow.models import check_plan, plan_code  # files alone do without
-
-    if given is None:
-        return plan_code(model, client, seed=seed)
-    check_plan(model, client, given, seed=seed)
-    return given
-
-
-def _plan_of_program(client: Checkpoint, *, seed: int) -> Plan:
-    from fedmerge.workflow.models import plan_program  # other files do without
-
-    return plan_program(client, seed=seed)
-
-
-def problem_of(prepared: Prepared, options: MatchOptions, *, device: str) -> Problem:
-    """Return what there is to be matched: prepared clients, and how they are searched."""
-    dials = prepared.dials
-    return Problem(
-        clients=prepared.aligned,
-        plan=prepared.plan,
-        client_widths=prepared.client_widths,
-        dials=dials,
-        search=SearchOptions(
-            sweeps=dials.sweeps, solver=options.solver, unit_cap=dials.unit_cap, device=device
-        ),
-        ties=TieBreaker(scale=options.tie_breaker),
-        seed=options.seed,
-        kept_parameters=prepared.kept_parameters,
-    )
-
-
 def merge_prepared(
-    prepared: Prepared, options: MatchOptions, *, device: str, progress: Progress
-) -> Merge:
-    """Match every group, and decide the global model from the assignments."""
-    problem = problem_of(prepared, options, device=device)
-    solution = _line_up(prepared) if options.method == "average" else solve(problem, progress)
-    matched = {group: matching.width for group, matching in solution.matchings.items()}
-    widths = equal_widths(matched, prepared.plan.same_width)
-    assignments = {
-        client.name: {g: m.assignments[number].indices for g, m in solution.matchings.items()}
-        for number, client in enumerate(prepared.clients)
-    }
-    entries = (_entry(g, m, widths[g]) for g, m in solution.matchings.items())
-    if options.method == "average":  # nothing was compared
-        entries = (replace(entry, scatter=None) for entry in entries)
-    groups = tuple(entries)
-    return decide(prepared, options, widths, assignments, groups, width_limit=solution.limit)
-
-
-def decide(
     prepared: Prepared,
     options: MatchOptions,
-    widths: Mapping[str, int],
-    assignments: Mapping[str, Mapping[str, IntArray]],
-    groups: tuple[GroupEntry, ...],
     *,
-    width_limit: float | None,
+    probes: ProbeOptions | None = None,
+    device: str,
+    progress: Progress,
 ) -> Merge:
-    """Return the merge that these assignments (client → group → global units) mean."""
-    return Merge(
-        clients=prepared.clients,
-        aligned=prepared.aligned,
-        plan=prepared.plan,
-        options=options,
-        dials=prepared.dials,
-        client_widths=prepared.client_widths,
-        widths=widths,
-        placements=[
-            {g: Assignment(units, widths[g]) for g, units in assignments[client.name].items()}
-            for client in prepared.clients
-        ],
-        averaging=prepared.averaging,
-        groups=groups,
-        width_limit=width_limit,
-        warnings=prepared.warnings,
-    )
+    """Match every group, and decide the global model from the assignments."""
+    probes = probes or ProbeOptions()
+    if options.method == "average":
+        return merge_of(prepared, options, line_up(prepared), is_compared=False)
+    if _is_probed(prepared, options, probes):
+        from fedmerge.workflow.oneshot.oneshot import merge_probed  # files alone do without
+
+        return merge_probed(prepared, options, probes, device=device, progress=progress)
+    solution = solve(problem_of(prepared, options, device=device), progress)
+    return merge_of(prepared, options, solution)
 
 
-def _line_up(prepared: Prepared) -> Solution:
-    """Assign every unit to the one at the same place: the element-wise average."""
-    matchings = {}
-    for group in prepared.plan.groups:
-        widths = [own[group.name] for own in prepared.client_widths]
-        if len(set(widths)) > 1:
-            raise ArchitectureError(
-                f"group '{group.name}' has different widths ({', '.join(map(str, widths))}), "
-                "which an element-wise average can't merge",
-                "use --method fedma",
-            )
-        assignment = Assignment(np.arange(widths[0]), widths[0])
-        matchings[group.name] = GroupMatching(
-            assignments=(assignment,) * len(widths), width=widths[0], sweeps=0, scatter=0.0
+def _is_probed(prepared: Prepared, options: MatchOptions, probes: ProbeOptions) -> bool:
+    """Return whether the clients are run: they can be, and no fixed prior is asked for."""
+    if probes.is_asked_for and not prepared.can_run:
+        raise UsageError(
+            "probes need a model that can be run", "give its code with --model, or a .pt2 file"
         )
-    return Solution(matchings, None)
-
-
-def _entry(name: str, matching: GroupMatching, width: int) -> GroupEntry:
-    return GroupEntry(
-        name=name,
-        client_widths=tuple(len(a.indices) for a in matching.assignments),
-        width=width,
-        padding=width - matching.width,
-        match_rate=matching.match_rate,
-        scatter=matching.scatter,
+    return (
+        prepared.can_run
+        and probes.source != "none"
+        and options.method == "fedma"
+        and options.preset is None
+        and options.sigma is None
+        and bool(prepared.plan.groups)
     )
-
-
-def _nothing_free(plan: Plan) -> list[str]:
-    """Say if nothing, or a recurrent layer, can't be matched, and why that usually is."""
-    pinned = [n for n, t in plan.tensors.items() if t.role == "recurrent" and not t.produces]
-    if plan.groups and pinned:
-        return [
-            f"the units of '{pinned[0]}' are not matched, because its state is an output of the "
-            "model: where that state is fed back, say so with --state"
-        ]
-    if plan.groups:
-        return []
-    why = "a net without hidden layers, kept tensors, or a returned state that --state could pair"
-    return [f"no hidden units are free, so tensors are averaged element by element ({why})"]
-
-
-def _same_files(clients: Sequence[Checkpoint]) -> list[str]:
-    seen: dict[Path, str] = {}
-    warnings = []
-    for client in clients:
-        if client.path is None:
-            continue
-        path = client.path.resolve()
-        if path in seen:
-            warnings.append(f"{client.name} is the same file as {seen[path]}")
-        seen.setdefault(path, client.name)
-    return warnings
-
-
-def _different_buffers(clients: Sequence[Client]) -> list[str]:
-    """Say which integer buffers differ between the clients; single counters are nobody's worry."""
-    first, *others = clients
-    arrays = [n for n, i in first.tensors.items() if not i.is_float and i.size > 1]
-    return [
-        f"'{name}' differs between the clients; the first one's is taken"
-        for name in arrays
-        if any(
-            name in client.tensors and not np.array_equal(client.read(name), first.read(name))
-            for client in others
-        )
-    ]

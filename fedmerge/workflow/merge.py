@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -19,9 +19,10 @@ from fedmerge.graph import count_parameters, plan_to_json
 from fedmerge.types.arrays import Array, Float64Array
 from fedmerge.types.clients import Client, TensorInfo
 from fedmerge.types.layouts import axis_size
-from fedmerge.types.plans import Plan
+from fedmerge.types.plans import Norm, Plan
 from fedmerge.units import Averaging, Placement, average_tensor, place_tensor
-from fedmerge.workflow.options import Dials, MatchOptions, options_to_json
+from fedmerge.workflow.oneshot.quality import Quality
+from fedmerge.workflow.options import NO_LEAD, Dials, MatchOptions, options_to_json
 from fedmerge.workflow.record import FORMAT, GroupEntry, SourceEntry, source_entry
 
 
@@ -41,6 +42,9 @@ class Merge:
     groups: tuple[GroupEntry, ...]
     width_limit: float | None  # of every group, as a multiple of its widest client
     warnings: tuple[str, ...]
+    fitted: Mapping[str, Array] = field(default_factory=dict)  # in place of averages
+    probes: Mapping[str, Any] | None = None  # what the probes were
+    quality: Quality | None = None  # as far as probes tell it
 
     @property
     def growth(self) -> float:
@@ -52,6 +56,10 @@ class Merge:
         """Return how many floating-point numbers the net holds at the given widths."""
         kept = (self.aligned[0].tensors[name] for name in self.plan.kept)
         return count_parameters(self.plan, widths) + sum(i.size for i in kept if i.is_float)
+
+    def norm_of(self, weight: str) -> Norm | None:
+        """Return the batch norm that directly follows a weight, if any."""
+        return next((norm for norm in self.plan.norms if norm.producer == weight), None)
 
     @property
     def ensemble_parameters(self) -> int:
@@ -68,6 +76,7 @@ class Merge:
             "ensemble_parameters": self.ensemble_parameters,
             "growth": self.growth,
             "width_limit": self.width_limit,
+            "quality": None if self.quality is None else self.quality.to_json(),
             "warnings": list(self.warnings),
         }
 
@@ -96,6 +105,8 @@ class Merge:
         name = self.aligned[0].aliases.get(name, name)
         if name not in self.plan.tensors:
             return self.aligned[0].read(name)
+        if name in self.fitted:
+            return self.fitted[name]
         return average_tensor(
             name,
             self.aligned,
@@ -165,6 +176,9 @@ class Merge:
                 client.name: {g: a.indices.tolist() for g, a in placement.items()}
                 for client, placement in zip(self.clients, self.placements, strict=True)
             },
+            "probes": self.probes,
+            "quality": None if self.quality is None else self.quality.to_json(),
+            "fitted": sorted(self.fitted),
             "warnings": list(self.warnings),
             "tensors": dict(digests),
         }
@@ -185,7 +199,19 @@ def averaging_for(
         class_weights=_class_weights(options.class_counts, weights, plan, clients),
         shrinkage=shrinkage,
         recurrent_over_all=dials.posterior_mean,
+        lead=_lead(options.lead, clients),
     )
+
+
+def _lead(name: str | None, clients: Sequence[Client]) -> int | None:
+    if name is None or name == NO_LEAD:
+        return None
+    names = [client.name for client in clients]
+    if name not in names:
+        raise UsageError(
+            f"--lead names '{name}', which is no client", f"the clients are {', '.join(names)}"
+        )
+    return names.index(name)
 
 
 def _client_weights(given: Mapping[str, float], clients: Sequence[Client]) -> tuple[float, ...]:

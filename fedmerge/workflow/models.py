@@ -224,8 +224,13 @@ def _call(model: nn.Module, inputs: Sequence[Any], states: int) -> Any:
 
 def outputs_of(model: nn.Module, inputs: Sequence[Any]) -> list[torch.Tensor]:
     """Return all tensors among a model's outputs in evaluation mode."""
+    return tensors_in(evaluated(model, inputs))
+
+
+def evaluated(model: nn.Module, inputs: Sequence[Any]) -> Any:
+    """Return a model's outputs in evaluation mode."""
     with torch.no_grad(), _users_code():
-        return tensors_in(evaluating(model)(*inputs))
+        return evaluating(model)(*inputs)
 
 
 def tensors_in(value: object) -> list[torch.Tensor]:

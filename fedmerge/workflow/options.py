@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, Literal, TypeAlias
 
 from fedmerge.checkpoint import ReadOptions
@@ -13,10 +13,11 @@ from fedmerge.types.clients import FLOAT_DTYPES
 from fedmerge.types.plans import Plan
 from fedmerge.types.rules import Rule, number, one_of, positive, whole
 
-Method: TypeAlias = Literal["fedma", "average"]
+Method: TypeAlias = Literal["fedma", "average", "ensemble"]
 Preset: TypeAlias = Literal["paper"]
 Solver: TypeAlias = Literal["auto", "scipy", "lapjv", "lapsolver"]
 
+NO_LEAD = "none"  # as a client's name: nobody leads
 DEFAULT_THRESHOLD = 0.5
 DEFAULT_GROWTH = 1.5
 DEFAULT_SWEEPS = 20
@@ -39,6 +40,11 @@ class MatchOptions:
     preset: Preset | None = None
     match_threshold: float | None = None
     max_growth: float | Literal["none"] | None = None
+    max_params: int | None = None
+    signature: Literal["weights", "activations", "both"] | None = None
+    merge_units: Literal["mean", "fit"] | None = None
+    lead: str | None = None  # a client, or "none"
+    drop_outliers: bool = False
     gamma: float | None = None
     sigma: float | None = None
     sigma0: float | None = None
@@ -111,6 +117,8 @@ def dials_for(options: MatchOptions, plan: Plan) -> Dials:
             posterior_mean=True,
         )
     fixed = options.sigma is not None
+    if options.method == "ensemble":  # nothing is matched, whatever it costs
+        options = replace(options, method="fedma", match_threshold=1.0, max_growth="none")
     return Dials(
         gamma=_or(options.gamma, 1.0),
         threshold=None if fixed else _or(options.match_threshold, DEFAULT_THRESHOLD),
@@ -124,7 +132,7 @@ def dials_for(options: MatchOptions, plan: Plan) -> Dials:
 
 def options_to_json(options: MatchOptions, dials: Dials) -> dict[str, Any]:
     """Return the options as the merge record keeps them, with the values that were chosen."""
-    chosen = {
+    chosen: dict[str, Any] = {
         "match_threshold": dials.threshold,
         "max_growth": "none" if dials.max_growth is None else dials.max_growth,
         "gamma": dials.gamma,
@@ -132,7 +140,10 @@ def options_to_json(options: MatchOptions, dials: Dials) -> dict[str, Any]:
         "sigma0": dials.sigma0,
         "sweeps": dials.sweeps,
         "refine": dials.refine,
+        "max_params": None,  # it is a growth by now
     }
+    if options.method == "ensemble":
+        chosen |= {"match_threshold": None, "max_growth": None}
     return {**asdict(options), **chosen}
 
 
@@ -167,6 +178,13 @@ def _growth(value: float | Literal["none"] | None, default: float | None) -> flo
 
 def _check_dials(options: MatchOptions) -> None:
     """Refuse dials that exclude each other."""
+    if options.max_params is not None and options.max_growth is not None:
+        raise UsageError("--max-params and --max-growth exclude each other")
+    apart = (options.match_threshold, options.max_growth, options.max_params, options.preset)
+    if options.method == "ensemble" and any(dial is not None for dial in apart):
+        raise UsageError(
+            "--method ensemble merges nothing, so it takes no threshold, size or preset"
+        )
     if options.preset is None and (options.sigma is None) != (options.sigma0 is None):
         raise UsageError("--sigma and --sigma0 go together", "give both, or --match-threshold")
     fixed = options.sigma is not None or options.preset == "paper"
@@ -187,7 +205,10 @@ def _counts(value: Any) -> bool:
 
 
 _RULES: Mapping[str, Rule] = {
-    "method": one_of("fedma", "average"),
+    "method": one_of("fedma", "average", "ensemble"),
+    "max_params": (whole(1), "a whole number from 1"),
+    "signature": one_of("weights", "activations", "both"),
+    "merge_units": one_of("mean", "fit"),
     "preset": one_of("paper"),
     "match_threshold": (lambda t: positive(t) and t <= 1, "a number above 0 and up to 1"),
     "max_growth": (lambda g: g == "none" or number(1)(g), "a number from 1, or none"),

@@ -10,8 +10,8 @@ from typing import Any
 from fedmerge.graph import count_parameters
 from fedmerge.types.layouts import axis_size
 from fedmerge.types.plans import Plan, TensorPlan, equal_widths
-from fedmerge.workflow.match import Prepared
 from fedmerge.workflow.options import MatchOptions
+from fedmerge.workflow.prepared import Prepared
 
 
 @dataclass(frozen=True)

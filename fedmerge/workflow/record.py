@@ -56,7 +56,7 @@ class MergeRecord:
     growth: float
     assignments: Mapping[str, Mapping[str, IntArray]]  # client → group → (units,)
     tensors: Mapping[str, str]  # written name → SHA-256
-    is_trained: bool  # in rounds, so that its tensors don't follow from the sources
+    is_trained: bool  # in rounds or fitted: its tensors don't follow from the sources alone
 
 
 def source_entry(client: Checkpoint) -> SourceEntry:
@@ -78,7 +78,7 @@ def record_from_json(value: Any, *, source: str) -> MergeRecord:
             growth=float(value["growth"]),
             assignments=_assignments(value["assignments"]),
             tensors=dict(value["tensors"]),
-            is_trained="retrain" in value,
+            is_trained="retrain" in value or bool(value.get("fitted")),
         )
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         reason = f"{type(error).__name__}: {error}"

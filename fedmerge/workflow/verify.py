@@ -18,8 +18,8 @@ from fedmerge.errors import FedmergeError
 from fedmerge.graph import solve_widths
 from fedmerge.types.progress import Progress, silent
 from fedmerge.workflow.clients import open_clients
-from fedmerge.workflow.match import Prepared, decide, prepare
 from fedmerge.workflow.merge import Merge
+from fedmerge.workflow.prepared import Prepared, decide, prepare
 from fedmerge.workflow.record import GroupEntry, MergeRecord, record_from_json
 
 if TYPE_CHECKING:

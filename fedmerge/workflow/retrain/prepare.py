@@ -22,11 +22,11 @@ from fedmerge.types.layouts import axis_size
 from fedmerge.types.plans import Plan
 from fedmerge.units import Averaging
 from fedmerge.workflow.clients import Source
-from fedmerge.workflow.match import Prepared, prepare, problem_of
 from fedmerge.workflow.merge import averaging_for
 from fedmerge.workflow.models import ModelCode, model_names
 from fedmerge.workflow.options import MatchOptions, options_to_json
 from fedmerge.workflow.options import Method as MatchMethod
+from fedmerge.workflow.prepared import Prepared, prepare, problem_of
 from fedmerge.workflow.retrain.averaging import FedAvg
 from fedmerge.workflow.retrain.federation import Method
 from fedmerge.workflow.retrain.fedma import FedMA

@@ -14,7 +14,7 @@ from fedmerge.workflow.retrain.inputs import ShardEntry
 from fedmerge.workflow.retrain.options import RetrainOptions
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Retrained(Merge):
     """A merge whose global tensors were trained, not computed from the clients' files."""
 

@@ -1,0 +1,78 @@
+"""The options of merges that look at what clients do on probe inputs, as typer types."""
+
+from __future__ import annotations
+
+from typing import Annotated, TypeAlias
+
+from fedmerge.cli.options import option
+
+_PROBES = "Probes (with --model or a .pt2)"
+Probe: TypeAlias = Annotated[
+    str | None,
+    option(
+        _PROBES,
+        "Inputs on which units are compared: noise, or made from the clients (default: the latter, "
+        "noise for costly models), or none, for weights alone.",
+        metavar="noise|synthetic|none",
+    ),
+]
+ProbeData: TypeAlias = Annotated[
+    str | None,
+    option(
+        _PROBES,
+        "Real inputs instead, no labels: x in .npz, .pt or .safetensors.",
+        metavar="FILE",
+    ),
+]
+ProbeCount: TypeAlias = Annotated[
+    int | None, option(_PROBES, "How many probes (default: up to 1000).", metavar="N")
+]
+ProbeMean: TypeAlias = Annotated[
+    str | None,
+    option(_PROBES, "Mean of noise, one or per channel (default: 0).", metavar="M[,M…]"),
+]
+ProbeStd: TypeAlias = Annotated[
+    str | None,
+    option(_PROBES, "Deviation of noise, one or per channel (default: 1).", metavar="S[,S…]"),
+]
+ProbeNormalize: TypeAlias = Annotated[
+    str | None,
+    option(
+        _PROBES,
+        "Mean and deviation of x/255, where --probe-data holds bytes.",
+        "--normalize",
+        metavar="MEAN,STD",
+    ),
+]
+ProbeChannelsLast: TypeAlias = Annotated[
+    bool, option(_PROBES, "Images in --probe-data have their channels last.", "--channels-last")
+]
+Signature: TypeAlias = Annotated[
+    str | None,
+    option(
+        _PROBES,
+        "What units are compared by (default: both).",
+        metavar="weights|activations|both",
+    ),
+]
+MergeUnits: TypeAlias = Annotated[
+    str | None,
+    option(
+        _PROBES,
+        "Average what matches, or fit every layer to it on the probes (default: the better).",
+        metavar="mean|fit",
+    ),
+]
+Lead: TypeAlias = Annotated[
+    str | None,
+    option(
+        _PROBES,
+        "The client that shared units are taken from (default: the better of nobody and the "
+        "client most alike the ensemble).",
+        metavar="NAME|none",
+    ),
+]
+DropOutliers: TypeAlias = Annotated[
+    bool,
+    option(_PROBES, "Leave out clients that answer unlike the others.", "--drop-outliers"),
+]

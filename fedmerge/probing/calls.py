@@ -1,0 +1,210 @@
+"""Watch a model run: what every weight reads, and what it makes of it."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from fedmerge.graph.model.dispatch import EagerMode, eagerly, uncompiled
+from fedmerge.graph.model.walk import float_tensors
+from fedmerge.probing.cells import GATES, CellCall, StackRun, run_stack
+from fedmerge.probing.patches import Window, patches
+
+
+@dataclass(frozen=True)
+class LayerCall:
+    """One use of a weight in a run: outputs = patches · weightᵀ + bias.
+
+    `inputs` (rows, in) are the values that the weight's input axis reads, one column per position
+    of that axis; `outputs` (rows, out). A convolution's rows are pixels.
+    """
+
+    weight: str
+    bias: str | None
+    in_axis: int  # of the weight
+    out_axis: int
+    inputs: Tensor
+    outputs: Tensor
+    window: Window | None = None  # of a convolution
+    image: Tensor | None = None  # a convolution's input (samples, channels, …)
+
+    @property
+    def has_bias(self) -> bool:
+        """Whether a parameter is added to the product."""
+        return self.bias is not None
+
+    @property
+    def size(self) -> int:
+        """How many numbers the weight has."""
+        kernel = math.prod(self.window.kernel) if self.window else 1
+        return self.inputs.shape[1] * kernel * self.outputs.shape[1]
+
+    def patches(self, rows: Tensor) -> Tensor:
+        """Return what some rows of the outputs read: (rows, in × kernel positions)."""
+        if self.window is None or self.image is None:
+            return self.inputs[rows]
+        return patches(self.image, self.window, rows)
+
+
+Call: TypeAlias = LayerCall | CellCall
+Hear: TypeAlias = Callable[[Call], None]
+
+
+class StopRun(Exception):  # noqa: N818, it is no error
+    """Raised by who hears a call: the rest of the run is of no interest."""
+
+
+@contextmanager
+def hearing(model: nn.Module, hear: Hear) -> Iterator[None]:
+    """Let `hear` know of every use of the model's weights while the model runs.
+
+    Weights are known by their first names in the state dict. Uses of a part of a weight, or of a
+    transposed convolution's, are not told.
+    """
+    owners = {_storage(tensor): (name, tensor) for name, tensor in float_tensors(model)[0].items()}
+    ops = _Ops(owners, hear)
+    with eagerly(), torch.no_grad(), ops, _Functions(ops):
+        try:
+            yield
+        except StopRun:
+            return
+
+
+def repeated_weights(calls: Sequence[Call]) -> frozenset[str]:
+    """Return the weights that are used more than once in a run."""
+    used = Counter(name for call in calls for name in names_of(call))
+    return frozenset(name for name, times in used.items() if times > 1)
+
+
+def names_of(call: Call) -> tuple[str, ...]:
+    """Return the weights of a call."""
+    return (call.weight,) if isinstance(call, LayerCall) else (call.weight_ih, call.weight_hh)
+
+
+class _Ops(EagerMode):  # type: ignore[no-untyped-call]
+    """See products and convolutions with a parameter."""
+
+    def __init__(self, owners: Mapping[int, tuple[str, Tensor]], hear: Hear) -> None:
+        super().__init__()
+        self.owners = owners
+        self.hear = hear
+        self.is_paused = False
+
+    def run_op(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        """Run an op, and tell of it if it uses a whole weight."""
+        result = func(*args, **kwargs)
+        make = None if self.is_paused else _MAKERS.get(func._schema.name)
+        call = None if make is None else make(self, args, result)
+        if call is not None:
+            self.hear(call)
+        return result
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Tell of nothing for a while."""
+        self.is_paused = True
+        try:
+            yield
+        finally:
+            self.is_paused = False
+
+    def name(self, tensor: Tensor | None) -> str | None:
+        """Return the name of the parameter that a tensor is, all of it."""
+        found = None if tensor is None else self.owners.get(_storage(tensor))
+        if found is None or tensor is None or found[1].numel() != tensor.numel():
+            return None
+        return found[0]
+
+    def whole(self, name: str) -> Tensor:
+        """Return a parameter as the state dict has it."""
+        return next(tensor for own, tensor in self.owners.values() if own == name)
+
+
+class _Functions(TorchFunctionMode):
+    """Run recurrent stacks layer by layer, so that every layer's states are seen."""
+
+    def __init__(self, ops: _Ops) -> None:
+        super().__init__()
+        self.ops = ops
+
+    @uncompiled
+    def __torch_function__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
+    ) -> Any:
+        """Run a function; a recurrent stack's cells are told one by one."""
+        name = getattr(func, "__name__", "")
+        if self.ops.is_paused or name not in (*GATES, "linear"):
+            return func(*args, **(kwargs or {}))
+        with self.ops.paused():
+            stack = run_stack(name, args, self.ops.name)
+            result: Any = func(*args, **(kwargs or {})) if stack is None else stack.result
+        for call in self._linear(args, kwargs, result) if name == "linear" else _calls_of(stack):
+            self.ops.hear(call)
+        return result
+
+    def _linear(self, args: Sequence[Any], kwargs: Any, result: Tensor) -> list[LayerCall]:
+        """Return the call of `functional.linear`, whose parts may add the bias later."""
+        named = {**dict(zip(("input", "weight", "bias"), args, strict=False)), **(kwargs or {})}
+        inputs, bias = named["input"], self.ops.name(named.get("bias"))
+        name = self.ops.name(named["weight"])
+        if name is None or (named.get("bias") is not None and bias is None):
+            return []
+        rows = inputs.reshape(-1, inputs.shape[-1])
+        return [LayerCall(name, bias, 1, 0, rows, result.reshape(-1, result.shape[-1]))]
+
+
+def _calls_of(stack: StackRun | None) -> tuple[CellCall, ...]:
+    return () if stack is None else stack.calls
+
+
+def _product(ops: _Ops, args: Sequence[Any], result: Tensor) -> LayerCall | None:
+    return _matrix_call(ops, None, args[0], args[1], result)
+
+
+def _added_product(ops: _Ops, args: Sequence[Any], result: Tensor) -> LayerCall | None:
+    return _matrix_call(ops, args[0], args[1], args[2], result)
+
+
+def _matrix_call(
+    ops: _Ops, bias: Tensor | None, left: Tensor, right: Tensor, result: Tensor
+) -> LayerCall | None:
+    """Return the call of rows times a weight (out, in) or (in, out)."""
+    name = ops.name(right)
+    if name is None or ops.whole(name).dim() != 2:
+        return None
+    in_axis = 0 if right.stride() == ops.whole(name).stride() else 1
+    return LayerCall(name, ops.name(bias), in_axis, 1 - in_axis, left, result)
+
+
+def _convolution(ops: _Ops, args: Sequence[Any], result: Tensor) -> LayerCall | None:
+    image, weight, bias, stride, padding, dilation, is_transposed, _, groups = args[:9]
+    name = ops.name(weight)
+    if name is None or is_transposed or groups != 1:
+        return None
+    window = Window(tuple(weight.shape[2:]), tuple(stride), tuple(padding), tuple(dilation))
+    inputs, outputs = _channels_last(image), _channels_last(result)
+    return LayerCall(name, ops.name(bias), 1, 0, inputs, outputs, window, image)
+
+
+def _channels_last(image: Tensor) -> Tensor:
+    """Return (samples, channels, …) as rows (pixels, channels)."""
+    return image.movedim(1, -1).reshape(-1, image.shape[1])
+
+
+def _storage(tensor: Tensor) -> int:
+    return tensor.untyped_storage()._cdata if tensor.layout == torch.strided else id(tensor)
+
+
+_MAKERS: Mapping[str, Callable[[_Ops, Sequence[Any], Tensor], LayerCall | None]] = {
+    "aten::mm": _product,
+    "aten::addmm": _added_product,
+    "aten::convolution": _convolution,
+}

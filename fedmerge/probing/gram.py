@@ -1,0 +1,129 @@
+"""Least squares from sums: what is kept of rows of inputs and targets, and the fit to them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+QUIET = 1e-12  # of the largest variance: outputs that vary less weigh no more than that
+
+
+@dataclass(frozen=True)
+class Gram:
+    """Second moments of rows (x, t) about their means, in double precision.
+
+    Without an intercept the moments are about 0, and the means are 0.
+    """
+
+    inputs: Tensor  # (in, in)
+    cross: Tensor  # (in, out)
+    targets: Tensor  # (out,), variances
+    input_mean: Tensor  # (in,)
+    target_mean: Tensor  # (out,)
+
+    def error(self, weight: Tensor, bias: Tensor) -> Tensor:
+        """Return the mean square (out,) of x · weightᵀ + bias - t."""
+        shift = self.input_mean @ weight.T + bias - self.target_mean
+        explained = (weight.T * (self.inputs @ weight.T)).sum(0)
+        crossed = (weight.T * self.cross).sum(0)
+        return explained - 2 * crossed + self.targets + shift**2
+
+    def part(self, inputs: slice, targets: slice) -> Gram:
+        """Return the moments of some of the inputs and some of the targets."""
+        return Gram(
+            self.inputs[inputs, inputs],
+            self.cross[inputs, targets],
+            self.targets[targets],
+            self.input_mean[inputs],
+            self.target_mean[targets],
+        )
+
+
+class GramSum:
+    """Adds up the moments of rows, batch by batch: products in the rows' precision, sums in double.
+
+    Memory is that of (in + out) x in numbers, however many rows there are.
+    """
+
+    def __init__(self, inputs: int, outputs: int, *, device: str) -> None:
+        def zeros(*shape: int) -> Tensor:
+            return torch.zeros(shape, dtype=torch.float64, device=device)
+
+        self.rows = 0
+        self._inputs = zeros(inputs, inputs)
+        self._cross = zeros(inputs, outputs)
+        self._targets = zeros(outputs)
+        self._input_sum = zeros(inputs)
+        self._target_sum = zeros(outputs)
+
+    def add(self, inputs: Tensor, targets: Tensor) -> None:
+        """Add rows (rows, in) and (rows, out)."""
+        self.rows += len(inputs)
+        self._inputs += inputs.T @ inputs
+        self._cross += inputs.T @ targets
+        self._targets += (targets.double() ** 2).sum(0)
+        self._input_sum += inputs.double().sum(0)
+        self._target_sum += targets.double().sum(0)
+
+    def result(self, *, has_intercept: bool) -> Gram:
+        """Return the moments, about the means if there is an intercept to take these up."""
+        assert self.rows, "no rows were added"
+        share = float(has_intercept)
+        mean, target_mean = (
+            share * self._input_sum / self.rows,
+            share * self._target_sum / self.rows,
+        )
+        return Gram(
+            self._inputs / self.rows - torch.outer(mean, mean),
+            self._cross / self.rows - torch.outer(mean, target_mean),
+            self._targets / self.rows - target_mean**2,
+            mean,
+            target_mean,
+        )
+
+
+@dataclass(frozen=True)
+class Fit:
+    """A layer in closed form: x · weightᵀ + bias, weight (out, in)."""
+
+    weight: Tensor
+    bias: Tensor
+
+
+def ridge(gram: Gram, start: Tensor, strength: float) -> Fit:
+    """Return the layer that minimises the mean square error + strength·scale·|weight - start|².
+
+    `scale` is the inputs' mean variance, so that a strength of 1 weighs as much as the data.
+    """
+    penalty = strength * float(gram.inputs.diagonal().mean()) or strength
+    matrix = gram.inputs + penalty * torch.eye(len(gram.inputs), dtype=torch.float64).to(start)
+    factor = torch.linalg.cholesky(matrix)
+    weight = torch.cholesky_solve(gram.cross + penalty * start.T, factor).T
+    return Fit(weight, gram.target_mean - weight @ gram.input_mean)
+
+
+@dataclass(frozen=True)
+class Moments:
+    """The moments of rows that a layer is fitted to, and of held-out ones that judge the fit."""
+
+    fitted: Gram
+    held_out: Gram
+
+    def part(self, inputs: slice, targets: slice) -> Moments:
+        """Return the moments of some of the inputs and some of the targets."""
+        return Moments(self.fitted.part(inputs, targets), self.held_out.part(inputs, targets))
+
+
+def best_ridge(moments: Moments, start: Tensor, strengths: Sequence[float]) -> Fit:
+    """Return the fit whose strength errs least on held-out rows, outputs weighed alike."""
+    variances = moments.held_out.targets
+    scale = variances.clamp_min(QUIET * float(variances.max()) or 1.0)
+
+    def held_out_error(fit: Fit) -> float:
+        return float((moments.held_out.error(fit.weight, fit.bias) / scale).mean())
+
+    fits = (ridge(moments.fitted, start, strength) for strength in strengths)
+    return min(fits, key=held_out_error)

@@ -1,0 +1,94 @@
+"""Unit signatures: how the units of a model respond to probe inputs."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fedmerge.probing.calls import Call, LayerCall, hearing
+from fedmerge.probing.values import Probes
+from fedmerge.types.arrays import FloatArray
+from fedmerge.types.layouts import Layout, Widths, groups_in, unit_positions
+from fedmerge.types.plans import Plan
+
+COLUMNS = 2048  # responses that are kept of a unit, per weight that reads it
+BATCH = 128  # samples run at once
+
+
+@dataclass(frozen=True)
+class Reading:
+    """Values along one axis of a weight, as the weight reads them."""
+
+    weight: str
+    layout: Layout  # of the axis
+    values: Tensor  # (rows, axis)
+
+
+def unit_responses(
+    model: nn.Module,
+    plan: Plan,
+    widths: Widths,
+    probes: Probes,
+    *,
+    names: Mapping[str, str],
+    seed: int,
+    device: str,
+) -> dict[str, FloatArray]:
+    """Return the responses (units, columns) of every group's units that some weight reads.
+
+    The values that weights read, after non-linearities and pooling: a random part of all samples
+    and places, the same for every client with the same seed. `names`: model's → plan's tensors.
+    """
+    found: dict[str, list[Tensor]] = {}
+    per_batch = -(-COLUMNS * BATCH // len(probes))
+    for number, batch in enumerate(probes.batches(BATCH, device)):
+
+        def hear(call: Call, number: int = number) -> None:
+            for reading in readings(call, plan, names):
+                for group in dict.fromkeys(groups_in(reading.layout)):
+                    places = torch.from_numpy(unit_positions(reading.layout, group, widths))
+                    rows = _some_rows(reading, per_batch // places.shape[1] + 1, (seed, number))
+                    kept = reading.values[rows][:, places.to(device)]  # (rows, units, per unit)
+                    columns = kept.transpose(0, 1).flatten(1).float().cpu()
+                    found.setdefault(group, []).append(columns)
+
+        with hearing(model, hear):
+            model(*batch)
+    return {group: torch.cat(parts, dim=1).numpy() for group, parts in found.items()}
+
+
+def readings(call: Call, plan: Plan, names: Mapping[str, str]) -> Iterator[Reading]:
+    """Yield what the weights of a call read, along axes that the plan describes."""
+    if isinstance(call, LayerCall):
+        read = [(call.weight, call.in_axis, call.inputs)]
+    else:
+        read = [(call.weight_ih, 1, call.inputs), (call.weight_hh, 1, call.states[1:])]
+    for model_name, axis, values in read:
+        name = names.get(model_name, model_name)
+        if name in plan.tensors:
+            yield Reading(name, plan.tensors[name].axes[axis], values.reshape(-1, values.shape[-1]))
+
+
+def _some_rows(reading: Reading, count: int, seed: tuple[int, int]) -> Tensor:
+    """Return some row numbers, the same wherever the same weight reads as many rows."""
+    total = len(reading.values)
+    if count >= total:
+        return torch.arange(total)
+    rng = np.random.default_rng([*seed, zlib.crc32(reading.weight.encode())])
+    return torch.from_numpy(rng.choice(total, count, replace=False))
+
+
+def normalised(responses: FloatArray) -> FloatArray:
+    """Return responses about their means at length 1: products are correlations.
+
+    A unit that never responds otherwise than always is 0.
+    """
+    centred = responses - responses.mean(axis=1, keepdims=True)
+    lengths = np.linalg.norm(centred, axis=1, keepdims=True)
+    quiet = lengths <= 1e-6 * np.maximum(np.abs(responses).max(axis=1, keepdims=True), 1e-30)
+    return np.where(quiet, 0, centred / np.where(quiet, 1, lengths)).astype(np.float32)

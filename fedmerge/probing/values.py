@@ -1,0 +1,49 @@
+"""Inputs on which all clients are run, without labels."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Probes:
+    """Inputs on which all clients are run, without labels."""
+
+    inputs: tuple[Tensor, ...]  # of forward's arguments, each (samples, …), on the CPU
+    source: str  # "noise", "synthetic", "generated text" or "data"
+
+    def __post_init__(self) -> None:
+        assert self.inputs, "a model without inputs has no probes"
+        assert all(tensor.ndim for tensor in self.inputs)
+        assert len({len(tensor) for tensor in self.inputs}) == 1, "one row per sample"
+        assert all(tensor.device.type == "cpu" for tensor in self.inputs)
+
+    def __len__(self) -> int:
+        return len(self.inputs[0])
+
+    def batches(self, size: int, device: str) -> Iterator[tuple[Tensor, ...]]:
+        """Yield all inputs in order, at most `size` samples at once, on a device."""
+        assert size > 0
+        for start in range(0, len(self), size):
+            yield tuple(tensor[start : start + size].to(device) for tensor in self.inputs)
+
+    def split(self, held_out: int, *, seed: int) -> tuple[Probes, Probes]:
+        """Return (samples - held_out) and held_out probes, disjoint, drawn at random."""
+        assert 0 <= held_out <= len(self)
+        order = torch.randperm(len(self), generator=torch.Generator().manual_seed(seed))
+        kept = len(self) - held_out
+        return self._rows(order[:kept]), self._rows(order[kept:])
+
+    def joined(self, other: Probes) -> Probes:
+        """Return these probes followed by others of the same shapes and dtypes."""
+        pairs = list(zip(self.inputs, other.inputs, strict=True))
+        assert all(a.shape[1:] == b.shape[1:] and a.dtype == b.dtype for a, b in pairs)
+        sources = dict.fromkeys([*self.source.split(" and "), *other.source.split(" and ")])
+        return Probes(tuple(torch.cat(pair) for pair in pairs), " and ".join(sources))
+
+    def _rows(self, rows: Tensor) -> Probes:
+        return Probes(tuple(tensor[rows] for tensor in self.inputs), self.source)

@@ -1,0 +1,61 @@
+"""How alike models answer: shares of equal decisions, and distances of outputs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from fedmerge.errors import ArchitectureError
+from fedmerge.probing.values import Probes
+from fedmerge.workflow.models import outputs_of
+
+BATCH = 128  # samples run at once
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """How a model's outputs on probes compare with others, the ensemble's as a rule."""
+
+    decisions: float  # share of rows whose largest output is at the same place
+    explained: float  # 1 - mean square distance ÷ variance of the others' outputs; 1 at best
+
+    def to_json(self) -> dict[str, float | None]:
+        """Return both numbers; what is not finite is null."""
+        return {name: v if math.isfinite(v) else None for name, v in vars(self).items()}
+
+    @property
+    def rank(self) -> tuple[float, float]:
+        """The larger, the better."""
+        return self.decisions, self.explained
+
+
+def answers(model: nn.Module, probes: Probes, *, device: str) -> Tensor:
+    """Return a model's outputs on all probes as (rows, outputs), in single precision on the CPU."""
+    parts = []
+    for batch in probes.batches(BATCH, device):
+        found = [t for t in outputs_of(model, batch) if t.is_floating_point() and t.dim()]
+        if not found:
+            raise ArchitectureError("the model returns no numbers that could be compared")
+        parts.append(found[0].reshape(-1, found[0].shape[-1]).float().cpu())
+    return torch.cat(parts)
+
+
+def mean_answers(each: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
+    """Return the ensemble's outputs: the clients' weighted mean."""
+    return sum((w * own for w, own in zip(weights, each, strict=True)), torch.zeros(())) / sum(
+        weights
+    )
+
+
+def agreement(outputs: Tensor, wanted: Tensor) -> Agreement:
+    """Compare outputs (rows, outputs) with others; those that are not finite agree with nothing."""
+    if not torch.isfinite(outputs).all():
+        return Agreement(0.0, -torch.inf)
+    decisions = float((outputs.argmax(1) == wanted.argmax(1)).float().mean())
+    spread = float((wanted - wanted.mean(0)).square().mean())
+    distance = float((outputs - wanted).square().mean())
+    return Agreement(decisions, 1 - distance / spread if spread else float(distance == 0))

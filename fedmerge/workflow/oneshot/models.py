@@ -1,0 +1,81 @@
+"""Clients and merges as modules that run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import nn
+
+from fedmerge.checkpoint import to_torch
+from fedmerge.graph.model import ExportedProgram, evaluating
+from fedmerge.graph.resize import resize_module
+from fedmerge.types.arrays import Array
+from fedmerge.types.clients import Client
+from fedmerge.workflow.models import ModelCode, model_names
+from fedmerge.workflow.prepared import Prepared
+
+
+@dataclass(frozen=True)
+class Models:
+    """Builds the modules of prepared clients, and of merges of them, on one device."""
+
+    prepared: Prepared
+    code: ModelCode | None  # None: the graph in the first client's file
+    device: str
+
+    @cached_property
+    def names(self) -> dict[str, str]:
+        """The model's name of every tensor, by the first client's."""
+        return model_names(self.prepared.clients[0], self._build())
+
+    @cached_property
+    def own_names(self) -> dict[str, str]:
+        """The first client's name of every tensor, by the model's; of tied ones the planned."""
+        aliases = self.prepared.aligned[0].aliases
+        return {model: aliases.get(name, name) for name, model in self.names.items()}
+
+    def client(self, number: int) -> nn.Module:
+        """Return one client's model."""
+        client, first = self.prepared.aligned[number], self.prepared.aligned[0]
+        source = {n: client if n in client.tensors else first for n in first.tensors}
+        return self._module(lambda name: _read(source[name], name))
+
+    def merged(self, arrays: Mapping[str, Array]) -> nn.Module:
+        """Return the model of global tensors, given by the plan's names; others are the first's."""
+        first = self.prepared.aligned[0]
+
+        def read(name: str) -> Array:
+            name = first.aliases.get(name, name)
+            return arrays[name] if name in arrays else first.read(name)
+
+        return self._module(read)
+
+    def _module(self, read: Callable[[str], Array]) -> nn.Module:
+        module = self._build()
+        first = self.prepared.aligned[0]
+        state = {
+            self.names[name]: _runnable(to_torch(read(name), info.dtype))
+            for name, info in first.tensors.items()
+        }
+        resize_module(module, {name: tuple(tensor.shape) for name, tensor in state.items()})
+        module.load_state_dict(state)
+        return evaluating(module.float().to(self.device))
+
+    def _build(self) -> nn.Module:
+        if self.code is not None:
+            return self.code.build()
+        program = self.prepared.clients[0].program
+        assert program is not None
+        return ExportedProgram(program)
+
+
+def _read(client: Client, name: str) -> Array:
+    return client.read(client.aliases.get(name, name))
+
+
+def _runnable(tensor: torch.Tensor) -> torch.Tensor:
+    """Return floats in single precision: half precision is for storage here."""
+    return tensor.float() if tensor.is_floating_point() else tensor

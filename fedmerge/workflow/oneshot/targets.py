@@ -1,0 +1,154 @@
+"""What fitted layers should give: the owners' mean of what the clients' layers give on probes."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedmerge.probing.calls import Call, LayerCall, hearing, names_of, repeated_weights
+from fedmerge.probing.cells import CellCall
+from fedmerge.probing.values import Probes
+from fedmerge.types.arrays import Float64Array, IntArray
+from fedmerge.types.layouts import Layout, axis_size, index_map
+from fedmerge.types.plans import Norm
+from fedmerge.units import targets_of
+from fedmerge.workflow.merge import Merge
+from fedmerge.workflow.oneshot.models import Models
+
+BATCH = 128  # samples run at once
+ROWS = 24_000  # of a layer's outputs that it is fitted to, at most
+
+Values: TypeAlias = dict[str, tuple[Layout, Tensor]]  # layout and values (rows, axis) of each kind
+
+
+@dataclass
+class Part:
+    """Targets of a layer for one batch: sums over clients while they are collected, then means.
+
+    By kind: a layer's `outputs`; of a recurrent layer what its inputs (`from_inputs`) and its
+    states (`from_states`) add to its gates, and the `states` before each step.
+    """
+
+    rows: Tensor  # places among the rows of a call
+    values: dict[str, Tensor] = field(default_factory=dict)  # (rows, global axis)
+    owned: dict[str, Tensor] = field(default_factory=dict)  # (global axis,) or one number
+
+    def add(self, what: str, values: Tensor, places: Tensor, size: int, weights: Tensor) -> None:
+        """Add a client's values (rows, axis) times its weights, at their global places."""
+        if what not in self.values:
+            self.values[what] = torch.zeros(len(values), size)
+            self.owned[what] = torch.zeros(size)
+        self.values[what].index_add_(1, places, values * weights)
+        self.owned[what].index_add_(0, places, weights)
+
+    def mean(self, what: str) -> Tensor:
+        """Return the owners' mean (rows, global axis)."""
+        owned = self.owned[what]
+        return self.values[what] / torch.where(owned > 0, owned, 1.0)
+
+
+Targets: TypeAlias = Mapping[str, list[Part]]  # by the plan's name of the (input) weight
+
+
+def collect_targets(models: Models, merge: Merge, probes: Probes, *, seed: int) -> Targets:
+    """Return the targets of every layer that a run uses once, in the order of a run.
+
+    Every client runs once. Of each batch some rows are kept, the same ones of every client.
+    """
+    found: dict[str, list[Part]] = {}
+    for client in range(len(merge.clients)):
+        model = models.client(client)
+        for number, inputs in enumerate(probes.batches(BATCH, models.device)):
+            calls: list[Call] = []
+            with hearing(model, calls.append):
+                model(*inputs)
+            for name, call in planned_calls(calls, models, merge):
+                parts = found.setdefault(name, [])
+                if len(parts) == number:
+                    parts.append(Part(some_rows(name, call, number, len(probes), seed)))
+                _add(parts[number], models, merge, client, name, call)
+    return found
+
+
+def planned_calls(calls: list[Call], models: Models, merge: Merge) -> list[tuple[str, Call]]:
+    """Return the calls of planned weights that are used once, by the plan's names."""
+    repeated = repeated_weights(calls)
+    named = [(models.own_names[names_of(call)[0]], call) for call in calls]
+    return [
+        (name, call)
+        for name, call in named
+        if name in merge.plan.tensors and not repeated & set(names_of(call))
+    ]
+
+
+def some_rows(name: str, call: Call, batch: int, samples: int, seed: int) -> Tensor:
+    """Return which rows of a call count, the same for every model."""
+    total = len(call.outputs) if isinstance(call, LayerCall) else call.inputs[..., 0].numel()
+    count = -(-ROWS * BATCH // samples)
+    if count >= total:
+        return torch.arange(total)
+    rng = np.random.default_rng([seed, batch, zlib.crc32(name.encode())])
+    return torch.from_numpy(np.sort(rng.choice(total, count, replace=False)))
+
+
+def _add(part: Part, models: Models, merge: Merge, client: int, name: str, call: Call) -> None:
+    values = (
+        _layer_values(merge, client, name, call, part.rows)
+        if isinstance(call, LayerCall)
+        else _cell_values(models, merge, call, part.rows)
+    )
+    for what, (layout, own) in values.items():
+        places, size = _places(merge, client, layout), axis_size(layout, merge.widths)
+        weights = np.broadcast_to(_shares(merge, client, name, layout, places), len(places))
+        part.add(what, own.cpu().float(), torch.from_numpy(places), size, _float(weights))
+
+
+def _places(merge: Merge, client: int, layout: Layout) -> IntArray:
+    return index_map(layout, targets_of(merge.placements[client]), merge.widths)
+
+
+def _shares(merge: Merge, client: int, name: str, layout: Layout, places: IntArray) -> Float64Array:
+    """Return what a client counts at its places, as in an average."""
+    averaging = merge.averaging
+    led = None if averaging.lead is None else _places(merge, averaging.lead, layout)
+    return averaging.shares(client, merge.plan.tensors[name], places=places, led=led)
+
+
+def _float(values: Float64Array) -> Tensor:
+    return torch.tensor(values, dtype=torch.float32)
+
+
+def _layer_values(merge: Merge, client: int, name: str, call: LayerCall, rows: Tensor) -> Values:
+    """Return a layer's outputs, with the batch norm that follows it."""
+    tensor, outputs = merge.plan.tensors[name], call.outputs[rows]
+    norm = merge.norm_of(name)
+    if norm is not None:
+        scale, shift = (torch.from_numpy(part).to(outputs) for part in _affine(merge, client, norm))
+        outputs = scale * outputs + shift
+    return {"outputs": (tensor.axes[tensor.out], outputs)}
+
+
+def _affine(merge: Merge, client: int, norm: Norm) -> tuple[Float64Array, Float64Array]:
+    """Return what a client's batch norm does in evaluation: scale · x + shift."""
+    read = merge.aligned[client].read
+    scale = (read(norm.scale) if norm.scale else 1.0) / np.sqrt(read(norm.variance) + norm.eps)
+    shift = (read(norm.shift) if norm.shift else 0.0) - scale * read(norm.mean)
+    return np.asarray(scale, np.float64), np.asarray(shift, np.float64)
+
+
+def _cell_values(models: Models, merge: Merge, call: CellCall, rows: Tensor) -> Values:
+    """Return what inputs and states add to a recurrent layer's gates, and the states before."""
+    tensors, own = merge.plan.tensors, models.own_names
+    gates = tensors[own[call.weight_ih]].axes[0]
+    from_inputs, from_states = call.added(rows)
+    return {
+        "from_inputs": (gates, from_inputs),
+        "from_states": (gates, from_states),
+        "states": (tensors[own[call.weight_hh]].axes[1], call.rows(rows)[1]),
+    }

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from fedmerge.workflow.match import plan as plan
     from fedmerge.workflow.merge import Merge as Merge
     from fedmerge.workflow.models import ModelCode as ModelCode
+    from fedmerge.workflow.oneshot.frontier import Frontier as Frontier
+    from fedmerge.workflow.oneshot.frontier import frontier as frontier
     from fedmerge.workflow.options import MatchOptions as MatchOptions
     from fedmerge.workflow.partition import Partition as Partition
     from fedmerge.workflow.partition import PartitionOptions as PartitionOptions
@@ -49,6 +51,7 @@ _HOMES = {
     "Comparison": "workflow.compare",
     "EvaluationOptions": "workflow.evaluate",
     "FedmergeError": "errors",
+    "Frontier": "workflow.oneshot.frontier",
     "MatchOptions": "workflow.options",
     "MatchingError": "errors",
     "Merge": "workflow.merge",
@@ -71,6 +74,7 @@ _HOMES = {
     "compare": "workflow.compare",
     "convert": "workflow.convert",
     "evaluate": "workflow.evaluate",
+    "frontier": "workflow.oneshot.frontier",
     "load_model": "workflow.load",
     "match": "workflow.match",
     "partition": "workflow.partition",

@@ -19,7 +19,6 @@ from fedmerge.workflow.options import MatchOptions
 from fedmerge.workflow.plans import read_plan
 
 if TYPE_CHECKING:
-    from fedmerge.training import Preparation
     from fedmerge.workflow.models import ModelCode
 
 
@@ -41,23 +40,17 @@ def match_options(given: Mapping[str, Any]) -> MatchOptions:
 
 def probe_options(given: Mapping[str, Any]) -> ProbeOptions:
     """Return what a command line says about probes."""
-    data, normalize = given["probe_data"], given["normalize"]
-    if data is None and (normalize is not None or given["channels_last"]):
-        raise UsageError("--normalize and --channels-last are for --probe-data")
+    from fedmerge.workflow.evaluate import given_preparation  # files alone do without
+
+    data = given["probe_data"]
     return ProbeOptions(
         source=given["probe"],
         data=None if data is None else Path(data),
         count=given["probe_count"],
         mean=_numbers("--probe-mean", given["probe_mean"]) or (0.0,),
         std=_numbers("--probe-std", given["probe_std"]) or (1.0,),
-        preparation=None if data is None else _preparation(given),
+        preparation=given_preparation(given["normalize"], given["channels_last"]),
     )
-
-
-def _preparation(given: Mapping[str, Any]) -> Preparation:
-    from fedmerge.workflow.evaluate import given_preparation  # most merges do without
-
-    return given_preparation(given["normalize"], given["channels_last"])
 
 
 def _numbers(name: str, text: str | None) -> tuple[float, ...]:

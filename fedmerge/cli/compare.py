@@ -7,7 +7,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from fedmerge.cli import show
-from fedmerge.cli.arguments import given_plan, match_options, model_code, note_merged
+from fedmerge.cli.arguments import (
+    given_plan,
+    match_options,
+    model_code,
+    note_merged,
+    probe_options,
+)
 from fedmerge.cli.scores import cells, evaluating, evaluation_options, headings, metric_names
 from fedmerge.cli.terminal import Terminal
 from fedmerge.workflow.compare import Comparison, compare
@@ -29,6 +35,7 @@ def run(given: Mapping[str, Any], terminal: Terminal) -> None:
             merged=given["merged"] or (),
             plan=given_plan(given),
             evaluation=options,
+            probes=probe_options(given),
             progress=progress,
         )
     for note in found.notes:

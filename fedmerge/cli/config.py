@@ -90,7 +90,23 @@ def _from_record(record: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     files = [source for source in record["sources"] if source["file"]]  # not those in memory
     digests = {str(folder / source["file"]): source["sha256"] for source in files}
     clients = {"clients": lambda: _recorded_clients(digests, options)} if files else {}
-    return {**options, "plan": json.dumps(record["plan"]), **clients}
+    probes = _recorded_probes(record.get("probes"), folder)
+    return {**options, **probes, "plan": json.dumps(record["plan"]), **clients}
+
+
+def _recorded_probes(probes: Mapping[str, Any] | None, folder: Path) -> dict[str, Any]:
+    """Return the options of recorded probes; real inputs are looked for beside the record."""
+    if probes is None:
+        return {"probe": "none"}
+    file = probes["data"]
+    given = {
+        "probe": probes["source"],
+        "probe_data": None if file is None else str(folder / file),
+        "probe_count": probes["count"],
+        "probe_mean": ",".join(map(str, probes["mean"])),
+        "probe_std": ",".join(map(str, probes["std"])),
+    }
+    return {name: value for name, value in given.items() if value is not None}
 
 
 def _recorded_clients(digests: Mapping[str, str], options: Mapping[str, Any]) -> list[str]:

@@ -6,7 +6,7 @@ import shlex
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fedmerge.checkpoint import check_output, parse_size, record_path
 from fedmerge.cli import show
@@ -17,28 +17,58 @@ from fedmerge.cli.arguments import (
     note_merged,
     probe_options,
 )
+from fedmerge.cli.frontier import is_asked_for, show_frontier
 from fedmerge.cli.terminal import Terminal
+from fedmerge.errors import UsageError
+from fedmerge.types.progress import Progress
 from fedmerge.workflow.clients import expand_sources, open_clients
 from fedmerge.workflow.devices import choose_device
 from fedmerge.workflow.match import merge_prepared
 from fedmerge.workflow.merge import Merge
+from fedmerge.workflow.oneshot.options import ProbeOptions
+from fedmerge.workflow.options import MatchOptions
 from fedmerge.workflow.predict import Prediction, predict
-from fedmerge.workflow.prepared import prepare
+from fedmerge.workflow.prepared import Prepared, prepare
+
+if TYPE_CHECKING:
+    from fedmerge.workflow.oneshot.frontier import Frontier
 
 
 def run(given: Mapping[str, Any], terminal: Terminal) -> None:
     """Merge the clients, write the result and say what it is."""
     started = time.perf_counter()
     options, plan, probes = match_options(given), given_plan(given), probe_options(given)
+    if probes.data is None and (given["normalize"] is not None or given["channels_last"]):
+        raise UsageError("--normalize and --channels-last are for --probe-data")
     output, device = Path(given["output"]), choose_device(given["device"])
     shard_size = parse_size(given["shard_size"])
     paths = [path for path in expand_sources(given["clients"]) if isinstance(path, Path)]
+    wants_frontier = is_asked_for(given, paths)
     if not given["dry_run"]:
         sharded = shard_size is not None
         check_output(output, inputs=paths, force=given["force"], sharded=sharded)
     note_merged(given["clients"], terminal)
     clients = open_clients(paths, options.reading)
     prepared = prepare(clients, options, plan=plan, model=model_code(given))
+    _say_notes(prepared, terminal)
+    if given["dry_run"]:
+        _show_prediction(predict(prepared, options), terminal)
+        return
+    with terminal.progress() as progress:
+        decide = _surveyed if wants_frontier else _merged
+        merge, found = decide(prepared, options, probes, device=device, progress=progress)
+        output = merge.write(output, force=given["force"], shard_size=shard_size)
+    for warning in merge.warnings[len(prepared.warnings) :]:
+        terminal.warn(warning)
+    seconds = round(time.perf_counter() - started, 3)
+    sizes_tried = {} if found is None else {"frontier": found.to_json()}
+    terminal.result({**merge.summary(), **sizes_tried, "output": str(output), "seconds": seconds})
+    if found is not None:
+        show_frontier(found, given["frontier_plot"], terminal)
+    _show_merge(merge, output, paths, terminal)
+
+
+def _say_notes(prepared: Prepared, terminal: Terminal) -> None:
     for client in prepared.clients:
         for note in client.notes:
             terminal.detail(f"{client.name}: {note}")
@@ -46,17 +76,31 @@ def run(given: Mapping[str, Any], terminal: Terminal) -> None:
         terminal.note(f"note: {note}")
     for warning in prepared.warnings:
         terminal.warn(warning)
-    if given["dry_run"]:
-        _show_prediction(predict(prepared, options), terminal)
-        return
-    with terminal.progress() as progress:
-        merge = merge_prepared(prepared, options, probes=probes, device=device, progress=progress)
-        output = merge.write(output, force=given["force"], shard_size=shard_size)
-    for warning in merge.warnings[len(prepared.warnings) :]:
-        terminal.warn(warning)
-    seconds = round(time.perf_counter() - started, 3)
-    terminal.result({**merge.summary(), "output": str(output), "seconds": seconds})
-    _show_merge(merge, output, paths, terminal)
+
+
+def _merged(
+    prepared: Prepared,
+    options: MatchOptions,
+    probes: ProbeOptions,
+    *,
+    device: str,
+    progress: Progress,
+) -> tuple[Merge, None]:
+    return merge_prepared(prepared, options, probes=probes, device=device, progress=progress), None
+
+
+def _surveyed(
+    prepared: Prepared,
+    options: MatchOptions,
+    probes: ProbeOptions,
+    *,
+    device: str,
+    progress: Progress,
+) -> tuple[Merge, Frontier]:
+    from fedmerge.workflow.oneshot.frontier import frontier_of  # most merges do without
+
+    found = frontier_of(prepared, options, probes=probes, device=device, progress=progress)
+    return found.merge, found
 
 
 def _show_merge(merge: Merge, output: Path, clients: Sequence[Path], terminal: Terminal) -> None:

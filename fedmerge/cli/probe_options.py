@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, TypeAlias
 
 from fedmerge.cli.options import option
@@ -71,6 +72,28 @@ Lead: TypeAlias = Annotated[
         "client most alike the ensemble).",
         metavar="NAME|none",
     ),
+]
+Distill: TypeAlias = Annotated[
+    bool,
+    option(
+        _PROBES,
+        "Train the merge on the probes to answer as the clients' ensemble does, without labels.",
+        "--distill",
+    ),
+]
+DistillSteps: TypeAlias = Annotated[
+    int | None, option(_PROBES, "Steps of that training (default: 500).", metavar="N")
+]
+Frontier: TypeAlias = Annotated[
+    bool,
+    option(
+        _PROBES,
+        "Also show what merges of other sizes would give, up to the ensemble itself.",
+        "--frontier",
+    ),
+]
+FrontierPlot: TypeAlias = Annotated[
+    Path | None, option(_PROBES, "Draw that, too.", metavar="FILE.svg")
 ]
 DropOutliers: TypeAlias = Annotated[
     bool,

@@ -25,6 +25,7 @@ def run(given: Mapping[str, Any], terminal: Terminal) -> int:
             "ok": found.ok,
             "tensors": found.tensors,
             "recomputed": found.recomputed,
+            "fitted": found.fitted,
             "differences": list(found.differences),
         }
     )
@@ -38,6 +39,11 @@ def run(given: Mapping[str, Any], terminal: Terminal) -> int:
     )
     if found.recomputed:
         terminal.line(f"recomputed from its {found.recomputed} clients: equal")
+        if found.fitted:
+            terminal.line(
+                f"not recomputed: {found.fitted} tensors that were fitted on probes; to check "
+                "these, merge again with the same options and compare"
+            )
         if model is not None:
             terminal.line("every client's outputs are the same in the global layout")
     elif found.is_trained:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import torch
+import torch.utils._pytree as pytree
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
@@ -44,8 +45,12 @@ class LayerCall:
     @property
     def size(self) -> int:
         """How many numbers the weight has."""
-        kernel = math.prod(self.window.kernel) if self.window else 1
-        return self.inputs.shape[1] * kernel * self.outputs.shape[1]
+        return self.reads * self.outputs.shape[1]
+
+    @property
+    def reads(self) -> int:
+        """How many numbers one output is a sum over."""
+        return self.inputs.shape[1] * (math.prod(self.window.kernel) if self.window else 1)
 
     def patches(self, rows: Tensor) -> Tensor:
         """Return what some rows of the outputs read: (rows, in × kernel positions)."""
@@ -56,6 +61,7 @@ class LayerCall:
 
 Call: TypeAlias = LayerCall | CellCall
 Hear: TypeAlias = Callable[[Call], None]
+Place: TypeAlias = tuple[int, int]  # storage and offset
 
 
 class StopRun(Exception):  # noqa: N818, it is no error
@@ -63,25 +69,21 @@ class StopRun(Exception):  # noqa: N818, it is no error
 
 
 @contextmanager
-def hearing(model: nn.Module, hear: Hear) -> Iterator[None]:
-    """Let `hear` know of every use of the model's weights while the model runs.
+def hearing(model: nn.Module, hear: Hear) -> Iterator[Counter[str]]:
+    """Let `hear` know of uses of the model's weights while the model runs, and count all of them.
 
-    Weights are known by their first names in the state dict. Uses of a part of a weight, or of a
-    transposed convolution's, are not told.
+    Weights are known by their first names in the state dict. Uses of a part of a weight, of a
+    weight in another shape, with a bias that is no parameter, or of a transposed or grouped
+    convolution's, are not told, but counted.
     """
-    owners = {_storage(tensor): (name, tensor) for name, tensor in float_tensors(model)[0].items()}
+    owners = {_place(tensor): (name, tensor) for name, tensor in float_tensors(model)[0].items()}
     ops = _Ops(owners, hear)
     with eagerly(), torch.no_grad(), ops, _Functions(ops):
         try:
-            yield
-        except StopRun:
-            return
-
-
-def repeated_weights(calls: Sequence[Call]) -> frozenset[str]:
-    """Return the weights that are used more than once in a run."""
-    used = Counter(name for call in calls for name in names_of(call))
-    return frozenset(name for name, times in used.items() if times > 1)
+            yield ops.uses
+        except Exception:  # TorchScript, or the user's code, may have made another one of it
+            if not ops.is_stopped:
+                raise
 
 
 def names_of(call: Call) -> tuple[str, ...]:
@@ -92,20 +94,44 @@ def names_of(call: Call) -> tuple[str, ...]:
 class _Ops(EagerMode):  # type: ignore[no-untyped-call]
     """See products and convolutions with a parameter."""
 
-    def __init__(self, owners: Mapping[int, tuple[str, Tensor]], hear: Hear) -> None:
+    def __init__(self, owners: Mapping[Place, tuple[str, Tensor]], hear: Hear) -> None:
         super().__init__()
         self.owners = owners
+        self.stored: dict[int, list[str]] = {}
+        for (storage, _), (name, _) in owners.items():
+            self.stored.setdefault(storage, []).append(name)
         self.hear = hear
-        self.is_paused = False
+        self.is_paused = self.is_stopped = False
+        self.uses: Counter[str] = Counter()  # of any part of a parameter, told or not
 
     def run_op(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """Run an op, and tell of it if it uses a whole weight."""
         result = func(*args, **kwargs)
-        make = None if self.is_paused else _MAKERS.get(func._schema.name)
+        if not self.is_paused and not func.is_view:
+            self.count(args, kwargs)
+        make = None if self.is_paused or kwargs else _MAKERS.get(func._schema.name)  # α·x·W + β·b
         call = None if make is None else make(self, args, result)
         if call is not None:
-            self.hear(call)
+            self.tell(call)
         return result
+
+    def tell(self, call: Call) -> None:
+        """Let who hears know of a call, until that one has heard enough."""
+        if self.is_stopped:
+            return
+        try:
+            self.hear(call)
+        except StopRun:
+            self.is_stopped = True
+            raise
+
+    def count(self, *given: Any) -> None:
+        """Count a use of the parameters that nested values are, or are parts of."""
+        for tensor in pytree.tree_leaves(given):
+            if isinstance(tensor, Tensor):
+                place = _place(tensor)
+                whole = self.owners.get(place)
+                self.uses.update([whole[0]] if whole else self.stored.get(place[0], ()))
 
     @contextmanager
     def paused(self) -> Iterator[None]:
@@ -118,7 +144,7 @@ class _Ops(EagerMode):  # type: ignore[no-untyped-call]
 
     def name(self, tensor: Tensor | None) -> str | None:
         """Return the name of the parameter that a tensor is, all of it."""
-        found = None if tensor is None else self.owners.get(_storage(tensor))
+        found = None if tensor is None else self.owners.get(_place(tensor))
         if found is None or tensor is None or found[1].numel() != tensor.numel():
             return None
         return found[0]
@@ -126,6 +152,17 @@ class _Ops(EagerMode):  # type: ignore[no-untyped-call]
     def whole(self, name: str) -> Tensor:
         """Return a parameter as the state dict has it."""
         return next(tensor for own, tensor in self.owners.values() if own == name)
+
+    def in_axis(self, matrix: Tensor) -> int | None:
+        """Return which axis of a parameter the rows of a matrix (in, out) are, if it is one."""
+        name = self.name(matrix)
+        if name is None:
+            return None
+        seen, own = (matrix.shape, matrix.stride()), self.whole(name)
+        if own.dim() != 2:
+            return None
+        ways = ((own.shape, own.stride()), (own.T.shape, own.T.stride()))
+        return ways.index(seen) if seen in ways else None
 
 
 class _Functions(TorchFunctionMode):
@@ -146,19 +183,19 @@ class _Functions(TorchFunctionMode):
         with self.ops.paused():
             stack = run_stack(name, args, self.ops.name)
             result: Any = func(*args, **(kwargs or {})) if stack is None else stack.result
+        self.ops.count(args, kwargs)
         for call in self._linear(args, kwargs, result) if name == "linear" else _calls_of(stack):
-            self.ops.hear(call)
+            self.ops.tell(call)
         return result
 
     def _linear(self, args: Sequence[Any], kwargs: Any, result: Tensor) -> list[LayerCall]:
         """Return the call of `functional.linear`, whose parts may add the bias later."""
         named = {**dict(zip(("input", "weight", "bias"), args, strict=False)), **(kwargs or {})}
-        inputs, bias = named["input"], self.ops.name(named.get("bias"))
-        name = self.ops.name(named["weight"])
-        if name is None or (named.get("bias") is not None and bias is None):
-            return []
+        inputs, bias = named["input"], named.get("bias")
         rows = inputs.reshape(-1, inputs.shape[-1])
-        return [LayerCall(name, bias, 1, 0, rows, result.reshape(-1, result.shape[-1]))]
+        outputs = result.reshape(-1, result.shape[-1])
+        call = _matrix_call(self.ops, bias, rows, named["weight"].T, outputs)
+        return [] if call is None else [call]
 
 
 def _calls_of(stack: StackRun | None) -> tuple[CellCall, ...]:
@@ -177,21 +214,30 @@ def _matrix_call(
     ops: _Ops, bias: Tensor | None, left: Tensor, right: Tensor, result: Tensor
 ) -> LayerCall | None:
     """Return the call of rows times a weight (out, in) or (in, out)."""
-    name = ops.name(right)
-    if name is None or ops.whole(name).dim() != 2:
+    in_axis = ops.in_axis(right)
+    if in_axis is None or not _is_known(ops, bias, result.shape[1]):
         return None
-    in_axis = 0 if right.stride() == ops.whole(name).stride() else 1
+    name = ops.name(right)
+    assert name is not None
     return LayerCall(name, ops.name(bias), in_axis, 1 - in_axis, left, result)
 
 
 def _convolution(ops: _Ops, args: Sequence[Any], result: Tensor) -> LayerCall | None:
     image, weight, bias, stride, padding, dilation, is_transposed, _, groups = args[:9]
     name = ops.name(weight)
-    if name is None or is_transposed or groups != 1:
+    if name is None or is_transposed or groups != 1 or not _is_known(ops, bias, len(weight)):
+        return None
+    if ops.whole(name).shape[:2] != weight.shape[:2]:
         return None
     window = Window(tuple(weight.shape[2:]), tuple(stride), tuple(padding), tuple(dilation))
     inputs, outputs = _channels_last(image), _channels_last(result)
     return LayerCall(name, ops.name(bias), 1, 0, inputs, outputs, window, image)
+
+
+def _is_known(ops: _Ops, bias: Tensor | None, outputs: int) -> bool:
+    """Return whether what is added is nothing, or a parameter with one number per output."""
+    name = ops.name(bias)
+    return bias is None or (name is not None and ops.whole(name).shape == (outputs,))
 
 
 def _channels_last(image: Tensor) -> Tensor:
@@ -199,8 +245,11 @@ def _channels_last(image: Tensor) -> Tensor:
     return image.movedim(1, -1).reshape(-1, image.shape[1])
 
 
-def _storage(tensor: Tensor) -> int:
-    return tensor.untyped_storage()._cdata if tensor.layout == torch.strided else id(tensor)
+def _place(tensor: Tensor) -> Place:
+    """Return where a tensor's numbers are; recurrent weights on a GPU are parts of one storage."""
+    if tensor.layout != torch.strided:
+        return id(tensor), 0
+    return tensor.untyped_storage()._cdata, int(tensor.storage_offset())
 
 
 _MAKERS: Mapping[str, Callable[[_Ops, Sequence[Any], Tensor], LayerCall | None]] = {

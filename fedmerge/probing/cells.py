@@ -35,6 +35,11 @@ class CellCall:
         """Whether parameters are added to the gates."""
         return self.bias_ih is not None
 
+    @property
+    def reads(self) -> int:
+        """How many numbers one gate is a sum over."""
+        return self.inputs.shape[-1] + self.states.shape[-1]
+
     def rows(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Return inputs (rows, in) and the states before (rows, hidden) of some steps × samples."""
         before = self.states[:-1]

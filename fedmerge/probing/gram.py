@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -31,6 +32,17 @@ class Gram:
         crossed = (weight.T * self.cross).sum(0)
         return explained - 2 * crossed + self.targets + shift**2
 
+    def about_zero(self) -> Gram:
+        """Return the moments about 0."""
+        mean, target_mean = self.input_mean, self.target_mean
+        return Gram(
+            self.inputs + torch.outer(mean, mean),
+            self.cross + torch.outer(mean, target_mean),
+            self.targets + target_mean**2,
+            torch.zeros_like(mean),
+            torch.zeros_like(target_mean),
+        )
+
     def part(self, inputs: slice, targets: slice) -> Gram:
         """Return the moments of some of the inputs and some of the targets."""
         return Gram(
@@ -45,7 +57,8 @@ class Gram:
 class GramSum:
     """Adds up the moments of rows, batch by batch: products in the rows' precision, sums in double.
 
-    Memory is that of (in + out) x in numbers, however many rows there are.
+    Memory is that of (in + out) x in numbers, however many rows there are. Sums are about the
+    first batch's mean: numbers that vary little about a large one keep their digits.
     """
 
     def __init__(self, inputs: int, outputs: int, *, device: str) -> None:
@@ -53,6 +66,7 @@ class GramSum:
             return torch.zeros(shape, dtype=torch.float64, device=device)
 
         self.rows = 0
+        self._origin = zeros(inputs), zeros(outputs)
         self._inputs = zeros(inputs, inputs)
         self._cross = zeros(inputs, outputs)
         self._targets = zeros(outputs)
@@ -61,7 +75,13 @@ class GramSum:
 
     def add(self, inputs: Tensor, targets: Tensor) -> None:
         """Add rows (rows, in) and (rows, out)."""
+        if not self.rows:
+            self._origin = inputs.double().mean(0), targets.double().mean(0)
         self.rows += len(inputs)
+        inputs, targets = (
+            (rows - origin).to(rows.dtype)
+            for rows, origin in zip((inputs, targets), self._origin, strict=True)
+        )
         self._inputs += inputs.T @ inputs
         self._cross += inputs.T @ targets
         self._targets += (targets.double() ** 2).sum(0)
@@ -71,18 +91,15 @@ class GramSum:
     def result(self, *, has_intercept: bool) -> Gram:
         """Return the moments, about the means if there is an intercept to take these up."""
         assert self.rows, "no rows were added"
-        share = float(has_intercept)
-        mean, target_mean = (
-            share * self._input_sum / self.rows,
-            share * self._target_sum / self.rows,
+        shift, target_shift = self._input_sum / self.rows, self._target_sum / self.rows
+        about_means = Gram(
+            self._inputs / self.rows - torch.outer(shift, shift),
+            self._cross / self.rows - torch.outer(shift, target_shift),
+            self._targets / self.rows - target_shift**2,
+            self._origin[0] + shift,
+            self._origin[1] + target_shift,
         )
-        return Gram(
-            self._inputs / self.rows - torch.outer(mean, mean),
-            self._cross / self.rows - torch.outer(mean, target_mean),
-            self._targets / self.rows - target_mean**2,
-            mean,
-            target_mean,
-        )
+        return about_means if has_intercept else about_means.about_zero()
 
 
 @dataclass(frozen=True)
@@ -97,11 +114,13 @@ def ridge(gram: Gram, start: Tensor, strength: float) -> Fit:
     """Return the layer that minimises the mean square error + strength·scale·|weight - start|².
 
     `scale` is the inputs' mean variance, so that a strength of 1 weighs as much as the data.
+    Moments that are no numbers, those of a diverged net, leave the start.
     """
     penalty = strength * float(gram.inputs.diagonal().mean()) or strength
     matrix = gram.inputs + penalty * torch.eye(len(gram.inputs), dtype=torch.float64).to(start)
-    factor = torch.linalg.cholesky(matrix)
-    weight = torch.cholesky_solve(gram.cross + penalty * start.T, factor).T
+    factor, failed = torch.linalg.cholesky_ex(matrix)
+    wanted = gram.cross + penalty * start.T
+    weight = start.clone() if failed else torch.cholesky_solve(wanted, factor).T
     return Fit(weight, gram.target_mean - weight @ gram.input_mean)
 
 
@@ -123,7 +142,8 @@ def best_ridge(moments: Moments, start: Tensor, strengths: Sequence[float]) -> F
     scale = variances.clamp_min(QUIET * float(variances.max()) or 1.0)
 
     def held_out_error(fit: Fit) -> float:
-        return float((moments.held_out.error(fit.weight, fit.bias) / scale).mean())
+        error = float((moments.held_out.error(fit.weight, fit.bias) / scale).mean())
+        return error if math.isfinite(error) else math.inf
 
     fits = (ridge(moments.fitted, start, strength) for strength in strengths)
     return min(fits, key=held_out_error)

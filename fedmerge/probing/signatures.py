@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 from fedmerge.probing.calls import Call, LayerCall, hearing
 from fedmerge.probing.values import Probes
 from fedmerge.types.arrays import FloatArray
-from fedmerge.types.layouts import Layout, Widths, groups_in, unit_positions
+from fedmerge.types.layouts import Layout, Pinned, Units, Widths, groups_in, terms
 from fedmerge.types.plans import Plan
 
 COLUMNS = 2048  # responses that are kept of a unit, per weight that reads it
@@ -42,7 +43,8 @@ def unit_responses(
     """Return the responses (units, columns) of every group's units that some weight reads.
 
     The values that weights read, after non-linearities and pooling: a random part of all samples
-    and places, the same for every client with the same seed. `names`: model's → plan's tensors.
+    and places, the same for every client with the same seed. `names`: model's → plan's tensors;
+    what other weights read does not count.
     """
     found: dict[str, list[Tensor]] = {}
     per_batch = -(-COLUMNS * BATCH // len(probes))
@@ -51,11 +53,10 @@ def unit_responses(
         def hear(call: Call, number: int = number) -> None:
             for reading in readings(call, plan, names):
                 for group in dict.fromkeys(groups_in(reading.layout)):
-                    places = torch.from_numpy(unit_positions(reading.layout, group, widths))
-                    rows = _some_rows(reading, per_batch // places.shape[1] + 1, (seed, number))
-                    kept = reading.values[rows][:, places.to(device)]  # (rows, units, per unit)
-                    columns = kept.transpose(0, 1).flatten(1).float().cpu()
-                    found.setdefault(group, []).append(columns)
+                    each = _pinned_places(reading.layout, group, widths)
+                    rows = _some_rows(reading, per_batch // each + 1, (seed, number))
+                    columns = _columns(reading.values[rows], reading.layout, group, widths)
+                    found.setdefault(group, []).append(columns.float().cpu())
 
         with hearing(model, hear):
             model(*batch)
@@ -69,9 +70,41 @@ def readings(call: Call, plan: Plan, names: Mapping[str, str]) -> Iterator[Readi
     else:
         read = [(call.weight_ih, 1, call.inputs), (call.weight_hh, 1, call.states[1:])]
     for model_name, axis, values in read:
-        name = names.get(model_name, model_name)
-        if name in plan.tensors:
+        name = names.get(model_name)
+        if name is not None and name in plan.tensors:
             yield Reading(name, plan.tensors[name].axes[axis], values.reshape(-1, values.shape[-1]))
+
+
+def _columns(values: Tensor, layout: Layout, group: str, widths: Widths) -> Tensor:
+    """Return the columns (units, rows × places) of a group's units in values (rows, axis).
+
+    Where units stand beside another group's, as heads around their units do, their mean and mean
+    square over these count: the other units' order is every client's own.
+    """
+    found = []
+    for term in terms(layout, widths):
+        place = term.units(group)
+        if place is None:
+            continue
+        own = values[:, torch.from_numpy(term.positions).to(values.device)]  # (rows, factors…)
+        others = _others(term.factors, group)
+        if others:
+            parts = (own.mean(others, keepdim=True), own.square().mean(others, keepdim=True))
+            own = torch.stack(parts, dim=-1)
+        found.append(own.movedim(1 + place, 0).flatten(1))
+    return torch.cat(found, dim=1)
+
+
+def _others(factors: Sequence[Units | Pinned], group: str) -> tuple[int, ...]:
+    """Return the axes of (rows, factors…) that are units of other groups."""
+    others = [isinstance(factor, Units) and factor.group != group for factor in factors]
+    return tuple(1 + k for k, is_other in enumerate(others) if is_other)
+
+
+def _pinned_places(layout: Layout, group: str, widths: Widths) -> int:
+    """Return how many places every unit of a group has along an axis, whatever the widths."""
+    own = (term.factors for term in terms(layout, widths) if term.units(group) is not None)
+    return sum(math.prod(f.size for f in factors if isinstance(f, Pinned)) for factors in own)
 
 
 def _some_rows(reading: Reading, count: int, seed: tuple[int, int]) -> Tensor:
@@ -86,8 +119,9 @@ def _some_rows(reading: Reading, count: int, seed: tuple[int, int]) -> Tensor:
 def normalised(responses: FloatArray) -> FloatArray:
     """Return responses about their means at length 1: products are correlations.
 
-    A unit that never responds otherwise than always is 0.
+    A unit that never responds otherwise than always is 0, and so is what is no number.
     """
+    responses = np.nan_to_num(responses.astype(np.float64), posinf=0.0, neginf=0.0)
     centred = responses - responses.mean(axis=1, keepdims=True)
     lengths = np.linalg.norm(centred, axis=1, keepdims=True)
     quiet = lengths <= 1e-6 * np.maximum(np.abs(responses).max(axis=1, keepdims=True), 1e-30)

@@ -38,8 +38,10 @@ class Averaging:
         `led` are the places of the lead client.
         """
         weights = self.output_weights(client, tensor)
-        if led is None or self.lead == client or not tensor.produces:
+        if led is None or not tensor.produces:
             return weights
+        if self.lead == client:
+            return np.array(1.0)  # whatever its weight: nothing is rounded
         return np.asarray(weights * ~np.isin(places, led))
 
     def output_weights(self, client: int, tensor: TensorPlan) -> Float64Array:

@@ -18,6 +18,7 @@ from fedmerge.workflow.evaluate import EvaluationOptions, Judge, count_floats, o
 from fedmerge.workflow.match import merge_prepared
 from fedmerge.workflow.merge import Merge, averaging_for
 from fedmerge.workflow.models import ModelCode
+from fedmerge.workflow.oneshot.options import ProbeOptions
 from fedmerge.workflow.options import MatchOptions, dials_for
 from fedmerge.workflow.prepared import Prepared, prepare
 
@@ -89,6 +90,7 @@ def compare(
     merged: Sequence[str | Path] = (),
     plan: Plan | None = None,
     evaluation: EvaluationOptions | None = None,
+    probes: ProbeOptions | None = None,
     progress: Progress = silent,
 ) -> Comparison:
     """Evaluate clients, their average, ensemble and one-shot match, and merged files.
@@ -101,7 +103,7 @@ def compare(
     files = expand_paths(merged)
     others = open_clients(files, options.reading) if files else []
     prepared = prepare(clients, options, plan=plan, model=model.fed_with(judge.shard))
-    table = _Table(judge, model, prepared)
+    table = _Table(judge, model, prepared, probes)
     rows = [
         *table.client_rows(progress),
         table.average_row(options, progress),
@@ -129,6 +131,7 @@ class _Table:
     judge: Judge
     code: ModelCode
     prepared: Prepared
+    probes: ProbeOptions | None  # of the match
 
     def client_rows(self, progress: Progress) -> Iterator[Row]:
         """Yield a row for every client, their mean, the best of them and their ensemble."""
@@ -172,7 +175,9 @@ class _Table:
 
     def _merge(self, prepared: Prepared, options: MatchOptions, progress: Progress) -> Merge:
         device = self.judge.options.device
-        return merge_prepared(prepared, options, device=device, progress=progress)
+        return merge_prepared(
+            prepared, options, probes=self.probes, device=device, progress=progress
+        )
 
     def _merge_row(self, kind: Kind, merge: Merge) -> Row:
         name = _NAMES[kind]
@@ -189,7 +194,10 @@ class _Table:
         return planned + self.prepared.kept_parameters
 
 
-_DIALS = ("preset", "match_threshold", "max_growth", "gamma", "sigma", "sigma0")  # of the match
+_DIALS = (
+    *("preset", "match_threshold", "max_growth", "max_params", "gamma", "sigma", "sigma0"),
+    *("signature", "merge_units", "lead"),
+)  # of the match
 
 
 def _mean(found: Sequence[Evaluation]) -> Evaluation:

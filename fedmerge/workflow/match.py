@@ -14,7 +14,7 @@ from fedmerge.workflow.clients import Source, expand_sources, open_clients
 from fedmerge.workflow.layers import solve
 from fedmerge.workflow.merge import Merge
 from fedmerge.workflow.oneshot.options import ProbeOptions
-from fedmerge.workflow.options import MatchOptions
+from fedmerge.workflow.options import MatchOptions, needs_probes
 from fedmerge.workflow.prepared import Prepared, line_up, merge_of, prepare, problem_of
 
 if TYPE_CHECKING:
@@ -75,9 +75,10 @@ def merge_prepared(
 ) -> Merge:
     """Match every group, and decide the global model from the assignments."""
     probes = probes or ProbeOptions()
+    runs = is_probed(prepared, options, probes)
     if options.method == "average":
         return merge_of(prepared, options, line_up(prepared), is_compared=False)
-    if _is_probed(prepared, options, probes):
+    if runs:
         from fedmerge.workflow.oneshot.oneshot import merge_probed  # files alone do without
 
         return merge_probed(prepared, options, probes, device=device, progress=progress)
@@ -85,17 +86,24 @@ def merge_prepared(
     return merge_of(prepared, options, solution)
 
 
-def _is_probed(prepared: Prepared, options: MatchOptions, probes: ProbeOptions) -> bool:
-    """Return whether the clients are run: they can be, and no fixed prior is asked for."""
-    if probes.is_asked_for and not prepared.can_run:
+def is_probed(
+    prepared: Prepared, options: MatchOptions, probes: ProbeOptions, *wishes: str
+) -> bool:
+    """Return whether the clients are run: they can be, and no fixed prior is asked for.
+
+    Wishes are what else only clients that are run can fulfil.
+    """
+    wished = [*wishes, *needs_probes(options), *(["probes"] if probes.is_asked_for else [])]
+    if wished and not prepared.can_run:
         raise UsageError(
-            "probes need a model that can be run", "give its code with --model, or a .pt2 file"
+            f"{wished[0]}: the clients have to be run for it",
+            "give the model's code with --model, or a .pt2 file",
         )
-    return (
-        prepared.can_run
-        and probes.source != "none"
-        and options.method == "fedma"
-        and options.preset is None
-        and options.sigma is None
-        and bool(prepared.plan.groups)
-    )
+    is_fixed = options.method != "fedma" or options.preset is not None or options.sigma is not None
+    is_off = probes.source == "none" or is_fixed
+    if wished and is_off:
+        raise UsageError(
+            f"{wished[0]}: the clients are not run with --probe none, a fixed prior, "
+            "or a --method other than fedma"
+        )
+    return prepared.can_run and not is_off and bool(prepared.plan.groups)

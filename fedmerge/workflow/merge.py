@@ -49,8 +49,13 @@ class Merge:
     @property
     def growth(self) -> float:
         """Global parameters ÷ those of a net with each group at its widest client's width."""
+        return self.parameters(self.widths) / self.widest_parameters
+
+    @property
+    def widest_parameters(self) -> int:
+        """The parameters of a net with each group at its widest client's width."""
         widest = {g: max(own[g] for own in self.client_widths) for g in self.widths}
-        return self.parameters(self.widths) / self.parameters(widest)
+        return self.parameters(widest)
 
     def parameters(self, widths: Mapping[str, int]) -> int:
         """Return how many floating-point numbers the net holds at the given widths."""

@@ -227,9 +227,9 @@ def outputs_of(model: nn.Module, inputs: Sequence[Any]) -> list[torch.Tensor]:
     return tensors_in(evaluated(model, inputs))
 
 
-def evaluated(model: nn.Module, inputs: Sequence[Any]) -> Any:
+def evaluated(model: nn.Module, inputs: Sequence[Any], *, has_gradient: bool = False) -> Any:
     """Return a model's outputs in evaluation mode."""
-    with torch.no_grad(), _users_code():
+    with torch.set_grad_enabled(has_gradient), _users_code():
         return evaluating(model)(*inputs)
 
 

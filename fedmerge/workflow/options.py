@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, Literal, TypeAlias
 
@@ -22,6 +22,7 @@ DEFAULT_THRESHOLD = 0.5
 DEFAULT_GROWTH = 1.5
 DEFAULT_SWEEPS = 20
 DEFAULT_REFINE = 3
+DEFAULT_DISTILL_STEPS = 500
 PAPER_SWEEPS = 5
 PAPER_UNIT_CAP = 700  # the paper's code never lets a layer grow beyond this
 PAPER_COUNT_CLIP = 10  # the paper's code counts no more members of a unit than this
@@ -45,6 +46,8 @@ class MatchOptions:
     merge_units: Literal["mean", "fit"] | None = None
     lead: str | None = None  # a client, or "none"
     drop_outliers: bool = False
+    distill: bool = False
+    distill_steps: int | None = None
     gamma: float | None = None
     sigma: float | None = None
     sigma0: float | None = None
@@ -75,6 +78,11 @@ class MatchOptions:
     def reading(self) -> ReadOptions:
         """How files are read."""
         return ReadOptions(self.key, self.weights, self.allow_global)
+
+    @property
+    def distillation(self) -> int:
+        """How many steps the merge is fitted to the clients' ensemble."""
+        return int(self.distill) * int(_or(self.distill_steps, DEFAULT_DISTILL_STEPS))
 
     @property
     def chain(self) -> ChainOptions:
@@ -141,6 +149,7 @@ def options_to_json(options: MatchOptions, dials: Dials) -> dict[str, Any]:
         "sweeps": dials.sweeps,
         "refine": dials.refine,
         "max_params": None,  # it is a growth by now
+        "distill_steps": options.distillation if options.distill else None,
     }
     if options.method == "ensemble":
         chosen |= {"match_threshold": None, "max_growth": None}
@@ -159,6 +168,29 @@ def options_from_json(values: Mapping[str, Any]) -> MatchOptions:
             )
         given[key] = tuple(value) if isinstance(value, list) and key != "class_counts" else value
     return MatchOptions(**given)
+
+
+def needs_probes(options: MatchOptions) -> tuple[str, ...]:
+    """Return the options, as the command line calls them, that only probes can fulfil."""
+    wishes = {
+        "signature": options.signature in ("activations", "both"),
+        "merge_units": options.merge_units == "fit",
+        "drop_outliers": options.drop_outliers,
+        "distill": options.distill,
+    }
+    return tuple(option_name(name) for name, is_wished in wishes.items() if is_wished)
+
+
+def without_clients(options: MatchOptions, names: Collection[str]) -> MatchOptions:
+    """Return the options of a merge that leaves some clients out."""
+    if options.lead in names:
+        raise UsageError(f"--lead names '{options.lead}', which --drop-outliers leaves out")
+    weights, counts = options.client_weight, options.class_counts
+    return replace(
+        options,
+        client_weight={name: w for name, w in weights.items() if name not in names},
+        class_counts=counts and {name: c for name, c in counts.items() if name not in names},
+    )
 
 
 def option_name(field_name: str) -> str:
@@ -185,6 +217,8 @@ def _check_dials(options: MatchOptions) -> None:
         raise UsageError(
             "--method ensemble merges nothing, so it takes no threshold, size or preset"
         )
+    if options.distill_steps is not None and not options.distill:
+        raise UsageError("--distill-steps is for --distill")
     if options.preset is None and (options.sigma is None) != (options.sigma0 is None):
         raise UsageError("--sigma and --sigma0 go together", "give both, or --match-threshold")
     fixed = options.sigma is not None or options.preset == "paper"
@@ -209,6 +243,7 @@ _RULES: Mapping[str, Rule] = {
     "max_params": (whole(1), "a whole number from 1"),
     "signature": one_of("weights", "activations", "both"),
     "merge_units": one_of("mean", "fit"),
+    "distill_steps": (whole(0), "a whole number from 0"),
     "preset": one_of("paper"),
     "match_threshold": (lambda t: positive(t) and t <= 1, "a number above 0 and up to 1"),
     "max_growth": (lambda g: g == "none" or number(1)(g), "a number from 1, or none"),

@@ -56,7 +56,8 @@ class MergeRecord:
     growth: float
     assignments: Mapping[str, Mapping[str, IntArray]]  # client → group → (units,)
     tensors: Mapping[str, str]  # written name → SHA-256
-    is_trained: bool  # in rounds or fitted: its tensors don't follow from the sources alone
+    is_trained: bool  # in rounds: its tensors don't follow from the sources alone
+    fitted: frozenset[str]  # tensors that don't either: they were fitted on probes
 
 
 def source_entry(client: Checkpoint) -> SourceEntry:
@@ -78,7 +79,8 @@ def record_from_json(value: Any, *, source: str) -> MergeRecord:
             growth=float(value["growth"]),
             assignments=_assignments(value["assignments"]),
             tensors=dict(value["tensors"]),
-            is_trained="retrain" in value or bool(value.get("fitted")),
+            is_trained="retrain" in value,
+            fitted=frozenset(value.get("fitted", ())),
         )
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         reason = f"{type(error).__name__}: {error}"

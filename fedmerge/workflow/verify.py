@@ -34,6 +34,7 @@ class Verification:
     recomputed: int  # how many clients the global tensors were recomputed from; 0: none given
     differences: tuple[str, ...]
     is_trained: bool = field(default=False, repr=False)  # its tensors don't follow from clients
+    fitted: int = 0  # tensors that don't either, because they were fitted on probes
 
     @property
     def ok(self) -> bool:
@@ -68,7 +69,13 @@ def verify(
             differences += _output_differences(record, clients, model)
     recomputed = recompute and not differences and not record.is_trained
     clients_used = len(record.sources) if recomputed else 0
-    return Verification(len(record.tensors), clients_used, tuple(differences), record.is_trained)
+    return Verification(
+        tensors=len(record.tensors),
+        recomputed=clients_used,
+        differences=tuple(differences),
+        is_trained=record.is_trained,
+        fitted=len(record.fitted),
+    )
 
 
 def _tensor_differences(checkpoint: Checkpoint, record: MergeRecord) -> Iterator[str]:
@@ -205,6 +212,8 @@ def _recomputed_differences(
         return
     for number, (name, info) in enumerate(merge.tensors.items()):
         progress("recomputing", number, len(merge.tensors))
+        if merge.aligned[0].aliases.get(name, name) in record.fitted:
+            continue
         written = merge.clients[0].output_name(name)
         if array_digest(merge.read(name), info.dtype) != record.tensors[written]:
             yield f"tensor '{written}' is not what its clients and assignments give"

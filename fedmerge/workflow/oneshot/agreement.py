@@ -11,16 +11,17 @@ from torch import Tensor, nn
 
 from fedmerge.errors import ArchitectureError
 from fedmerge.probing.values import Probes
-from fedmerge.workflow.models import outputs_of
+from fedmerge.workflow.models import evaluated, tensors_in
 
 BATCH = 128  # samples run at once
+IMAGE_AXES = 4  # samples, channels, height, width
 
 
 @dataclass(frozen=True)
 class Agreement:
     """How a model's outputs on probes compare with others, the ensemble's as a rule."""
 
-    decisions: float  # share of rows whose largest output is at the same place
+    decisions: float  # share of rows whose largest output is at the same place; of one, its sign
     explained: float  # 1 - mean square distance ÷ variance of the others' outputs; 1 at best
 
     def to_json(self) -> dict[str, float | None]:
@@ -35,13 +36,21 @@ class Agreement:
 
 def answers(model: nn.Module, probes: Probes, *, device: str) -> Tensor:
     """Return a model's outputs on all probes as (rows, outputs), in single precision on the CPU."""
-    parts = []
-    for batch in probes.batches(BATCH, device):
-        found = [t for t in outputs_of(model, batch) if t.is_floating_point() and t.dim()]
-        if not found:
-            raise ArchitectureError("the model returns no numbers that could be compared")
-        parts.append(found[0].reshape(-1, found[0].shape[-1]).float().cpu())
-    return torch.cat(parts)
+    batches = probes.batches(BATCH, device)
+    return torch.cat([compared_rows(evaluated(model, batch)).cpu() for batch in batches])
+
+
+def compared_rows(outputs: object) -> Tensor:
+    """Return the first numbers among a model's outputs as (rows, outputs), in single precision.
+
+    Outputs are the last axis, or the channels of images; one number per sample is one output.
+    """
+    found = [t for t in tensors_in(outputs) if t.is_floating_point() and t.dim()]
+    if not found:
+        raise ArchitectureError("the model returns no numbers that could be compared")
+    first = found[0].unsqueeze(-1) if found[0].dim() == 1 else found[0]
+    first = first.movedim(1, -1) if first.dim() >= IMAGE_AXES else first
+    return first.reshape(-1, first.shape[-1]).float()
 
 
 def mean_answers(each: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
@@ -55,7 +64,11 @@ def agreement(outputs: Tensor, wanted: Tensor) -> Agreement:
     """Compare outputs (rows, outputs) with others; those that are not finite agree with nothing."""
     if not torch.isfinite(outputs).all():
         return Agreement(0.0, -torch.inf)
-    decisions = float((outputs.argmax(1) == wanted.argmax(1)).float().mean())
+    decisions = float((_decisions(outputs) == _decisions(wanted)).float().mean())
     spread = float((wanted - wanted.mean(0)).square().mean())
     distance = float((outputs - wanted).square().mean())
     return Agreement(decisions, 1 - distance / spread if spread else float(distance == 0))
+
+
+def _decisions(outputs: Tensor) -> Tensor:
+    return outputs.argmax(1) if outputs.shape[1] > 1 else outputs[:, 0] > 0

@@ -22,13 +22,19 @@ Curve: TypeAlias = Mapping[int, float]  # width → what is lost, a share of the
 Size: TypeAlias = Callable[[Mapping[str, int]], int]
 
 
-def choose_widths(problem: Problem, budget: int | None) -> dict[str, int]:
-    """Return a width per group that can grow: as little loss in all as the size budget allows."""
-    curves = {
+def loss_curves(problem: Problem) -> dict[str, Curve]:
+    """Return the curve of every group that can grow and whose responses are known."""
+    return {
         group.name: loss_curve(problem, group.name)
         for group in problem.plan.groups
         if group.can_grow and all(group.name in own for own in problem.responses)
     }
+
+
+def choose_widths(
+    problem: Problem, curves: Mapping[str, Curve], budget: int | None
+) -> dict[str, int]:
+    """Return a width per curve's group: as little loss in all as the size budget allows."""
     ties = [tie for tie in problem.plan.same_width if set(tie) <= set(curves)]
     return allocate(curves, ties, problem.parameters, budget)
 

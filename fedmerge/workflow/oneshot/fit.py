@@ -15,9 +15,12 @@ from fedmerge.types.progress import Progress, silent
 from fedmerge.workflow.merge import Merge
 from fedmerge.workflow.oneshot.fitted import cell_rows, fitted_cell, fitted_layer, layer_rows
 from fedmerge.workflow.oneshot.models import Models
-from fedmerge.workflow.oneshot.targets import BATCH, Part, collect_targets
+from fedmerge.workflow.oneshot.targets import BATCH, Part, collect_targets, used_once
 
 FEW = 2  # samples on which it is seen how a layer is used
+MOST_INPUTS = (
+    12_288  # of a fitted layer: moments of more (1.2 GB in double precision) cost too much
+)
 
 
 @dataclass(frozen=True)
@@ -25,20 +28,23 @@ class Fitter:
     """Fits one merge's layers on probes; held-out ones choose the strength of each ridge.
 
     Every layer is fitted on what the global model gives it, whose earlier layers are fitted by
-    then: errors don't add up. Weights that are used more than once, or in no way that is known
-    here, stay as they were averaged.
+    then: errors don't add up. Weights that are used more than once, that read very much, or that
+    are none of the `weights` whose rows can be compared, stay as they were averaged.
     """
 
     models: Models
     merge: Merge
     probes: Probes
     held_out: Probes
+    weights: frozenset[str]  # by the plan's names
     seed: int
 
     def fit(self, progress: Progress = silent) -> dict[str, Array]:
         """Return the tensors that differ from the merge's, by the plan's names."""
+        few = next(self.probes.batches(FEW, self.models.device))
+        weights = used_once(self.models, self.merge, few, self.weights)
         wanted, checked = (
-            collect_targets(self.models, self.merge, probes, seed=self.seed)
+            collect_targets(self.models, self.merge, probes, weights=weights, seed=self.seed)
             for probes in (self.probes, self.held_out)
         )
         arrays = {name: self.merge.read(name) for name in self.merge.plan.tensors}
@@ -46,9 +52,10 @@ class Fitter:
         for number, name in enumerate(wanted):
             progress("fitting", number, len(wanted))
             model = self.models.merged({**arrays, **changed})
-            for call in self._calls(model, name, self.probes.batches(FEW, self.models.device)):
-                changed |= self._fitted(model, name, call, (wanted[name], checked[name]), arrays)
-                break
+            for call in self._calls(model, name, [few]):
+                if call.reads <= MOST_INPUTS:
+                    both = wanted[name], checked[name]
+                    changed |= self._fitted(model, name, call, both, arrays)
         progress("fitting", len(wanted), len(wanted))
         return changed
 

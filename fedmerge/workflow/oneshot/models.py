@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -57,25 +58,30 @@ class Models:
         module = self._build()
         first = self.prepared.aligned[0]
         state = {
-            self.names[name]: _runnable(to_torch(read(name), info.dtype))
+            self.names[name]: self._runnable(to_torch(read(name), info.dtype))
             for name, info in first.tensors.items()
         }
         resize_module(module, {name: tuple(tensor.shape) for name, tensor in state.items()})
         module.load_state_dict(state)
-        return evaluating(module.float().to(self.device))
+        return evaluating(module.to(self.device, self._precision))
+
+    @cached_property
+    def _precision(self) -> torch.dtype:
+        """Double if the clients are, else single: half precision is for storage here."""
+        infos = self.prepared.aligned[0].tensors.values()
+        is_double = any(info.dtype == "float64" for info in infos)
+        return torch.float64 if is_double else torch.float32
+
+    def _runnable(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.to(self._precision) if tensor.is_floating_point() else tensor
 
     def _build(self) -> nn.Module:
         if self.code is not None:
             return self.code.build()
         program = self.prepared.clients[0].program
         assert program is not None
-        return ExportedProgram(program)
+        return copy.deepcopy(ExportedProgram(program))  # its tensors are the file's
 
 
 def _read(client: Client, name: str) -> Array:
     return client.read(client.aliases.get(name, name))
-
-
-def _runnable(tensor: torch.Tensor) -> torch.Tensor:
-    """Return floats in single precision: half precision is for storage here."""
-    return tensor.float() if tensor.is_floating_point() else tensor

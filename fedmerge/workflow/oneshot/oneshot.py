@@ -7,23 +7,27 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
 
+import torch
 from torch import Tensor
 
-from fedmerge.errors import ArchitectureError
+from fedmerge.errors import ArchitectureError, FedmergeError, UsageError
 from fedmerge.probing import Probes
 from fedmerge.probing.signatures import normalised, unit_responses
 from fedmerge.types.arrays import FloatArray
+from fedmerge.types.plans import Norm
 from fedmerge.types.progress import Progress
 from fedmerge.workflow.layers import Problem, Solution, match_groups, solve
 from fedmerge.workflow.merge import Merge
 from fedmerge.workflow.oneshot.agreement import Agreement, agreement, answers, mean_answers
-from fedmerge.workflow.oneshot.curves import choose_widths
-from fedmerge.workflow.oneshot.fit import Fitter
+from fedmerge.workflow.oneshot.curves import Curve, choose_widths, loss_curves
+from fedmerge.workflow.oneshot.distill import Distiller
+from fedmerge.workflow.oneshot.fit import FEW, Fitter
 from fedmerge.workflow.oneshot.models import Models
 from fedmerge.workflow.oneshot.options import ProbeOptions
 from fedmerge.workflow.oneshot.probes import ProbeMaker
 from fedmerge.workflow.oneshot.quality import Quality, outliers
-from fedmerge.workflow.options import NO_LEAD, MatchOptions
+from fedmerge.workflow.oneshot.steady import own_norms, steady_weights
+from fedmerge.workflow.options import NO_LEAD, MatchOptions, needs_probes, without_clients
 from fedmerge.workflow.prepared import Prepared, line_up, merge_of, prepare, problem_of
 
 HELD_OUT = 0.2  # of the probes: they choose ridges and candidates, and tell the quality
@@ -45,26 +49,51 @@ def merge_probed(
     """
     models = Models(prepared, prepared.model, device)
     try:
-        probes = ProbeMaker(models, probing, options.seed).probes(progress)
-        scene = Scene.on(models, options, probes)
-    except (ArchitectureError, RuntimeError, TypeError, ValueError, IndexError) as error:
-        if probing.is_asked_for:
-            raise
+        scene = set_scene(models, options, probing, progress)
+        return described(scene.best(progress), probing)
+    except UsageError:
+        raise
+    except Exception as error:  # the user's code may raise anything, at other widths too
+        if probing.is_asked_for or needs_probes(options):
+            raise refusal(error) from error
         return _by_weights(prepared, options, error, device=device, progress=progress)
-    outlying = scene.outliers
-    if outlying and options.drop_outliers:
-        kept = [c for k, c in enumerate(prepared.clients) if k not in outlying]
-        rest = prepare(kept, options, plan=prepared.plan, model=prepared.model)
-        scene = Scene.on(Models(rest, rest.model, device), options, probes)
-        dropped = tuple(prepared.clients[k].name for k in outlying)
-        return _described(scene.best(progress, dropped=dropped), probing)
-    return _described(scene.best(progress), probing)
 
 
-def _described(merge: Merge, probing: ProbeOptions) -> Merge:
+def set_scene(
+    models: Models, options: MatchOptions, probing: ProbeOptions, progress: Progress
+) -> Scene:
+    """Let the clients answer probes; those that are to be left out for their answers are."""
+    probes = ProbeMaker(models, probing, options.seed).probes(progress)
+    scene = Scene.on(models, options, probes)
+    if not (options.drop_outliers and scene.outliers):
+        return scene
+    clients, model = models.prepared.clients, models.prepared.model
+    kept = [c for k, c in enumerate(clients) if k not in scene.outliers]
+    dropped = tuple(clients[k].name for k in scene.outliers)
+    options = without_clients(options, dropped)
+    rest = prepare(kept, options, plan=models.prepared.plan, model=model)
+    return replace(Scene.on(Models(rest, model, models.device), options, probes), dropped=dropped)
+
+
+def described(merge: Merge, probing: ProbeOptions) -> Merge:
+    """Return a merge with what its record says of probes, and what speaks against it."""
     assert merge.quality is not None
     warnings = (*merge.warnings, *merge.quality.warnings())
     return replace(merge, probes=probing.to_json(), warnings=warnings)
+
+
+def refusal(error: Exception) -> FedmergeError:
+    """Return an error of the user's model on probes as one that says so."""
+    if isinstance(error, FedmergeError):
+        return error
+    return ArchitectureError(
+        f"the model does not run on the probes: {_first_line(error)}",
+        "say what it is fed with --input-shape, or give such inputs with --probe-data",
+    )
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
 def _by_weights(
@@ -78,8 +107,7 @@ def _by_weights(
     merge = merge_of(
         prepared, options, solve(problem_of(prepared, options, device=device), progress)
     )
-    reason = str(error).strip().splitlines()[:1]
-    note = f"units were matched by their weights alone, as no probes run: {''.join(reason)}"
+    note = f"units were matched by their weights alone, as no probes run: {_first_line(error)}"
     return replace(merge, warnings=(*merge.warnings, note))
 
 
@@ -101,6 +129,7 @@ class Scene:
     probes: Probes
     held_out: Probes
     clients: tuple[Tensor, ...]  # every client's outputs on the held-out probes
+    dropped: tuple[str, ...] = ()  # clients that were left out for their answers
 
     @classmethod
     def on(cls, models: Models, options: MatchOptions, probes: Probes) -> Scene:
@@ -117,35 +146,44 @@ class Scene:
 
     @cached_property
     def ensemble(self) -> Tensor:
-        """The clients' mean answers."""
-        return mean_answers(self.clients, self.prepared.averaging.client_weights)
+        """The clients' mean answers, without those that are no numbers."""
+        weights = self.prepared.averaging.client_weights
+        members = self._members
+        return mean_answers([self.clients[k] for k in members], [weights[k] for k in members])
+
+    @cached_property
+    def _members(self) -> list[int]:
+        """The clients that the ensemble is of."""
+        finite = [k for k, own in enumerate(self.clients) if torch.isfinite(own).all()]
+        return finite or list(range(len(self.clients)))
 
     @cached_property
     def outliers(self) -> list[int]:
         """The clients that answer unlike the others."""
-        weights = self.prepared.averaging.client_weights
+        return outliers(
+            [
+                [agreement(own, other).decisions for other in self.clients if other is not own]
+                for own in self.clients
+            ],
+            len(self.held_out),
+        )
 
-        def with_others(number: int) -> float:
-            others = [k for k in range(len(self.clients)) if k != number]
-            wanted = mean_answers([self.clients[k] for k in others], [weights[k] for k in others])
-            return agreement(self.clients[number], wanted).decisions
-
-        return outliers([with_others(number) for number in range(len(self.clients))])
-
-    def best(self, progress: Progress, *, dropped: tuple[str, ...] = ()) -> Merge:
-        """Return the best candidate, with what is known of its quality."""
-        found = {c.name: (c, self._agreement(c.outputs)) for c in self.candidates(progress)}
-        chosen, own = max(found.values(), key=lambda pair: pair[1].rank)
+    def best(self, progress: Progress) -> Merge:
+        """Return the best candidate, distilled if asked to, with what is known of its quality."""
+        tried = list(self.candidates(progress))
+        chosen = max(tried, key=self._rank)
+        tried += self._distilled(chosen.merge, progress)
+        chosen = max(tried, key=self._rank)
         names = [client.name for client in self.prepared.clients]
         quality = Quality(
             source=self.probes.source,
             samples=len(self.held_out),
-            merged=own,
-            clients=dict(zip(names, map(self._agreement, self.clients), strict=True)),
-            candidates={name: agreed for name, (_, agreed) in found.items()},
+            merged=self.agreement(chosen.outputs),
+            clients=dict(zip(names, map(self.agreement, self.clients), strict=True)),
+            candidates={c.name: self.agreement(c.outputs) for c in tried},
             chosen=chosen.name,
             outliers=tuple(names[k] for k in self.outliers),
-            dropped=dropped,
+            dropped=self.dropped,
         )
         return replace(chosen.merge, quality=quality)
 
@@ -154,19 +192,37 @@ class Scene:
         if self._is_free and self._is_equally_wide:
             plain = merge_of(self.prepared, self.options, line_up(self.prepared), is_compared=False)
             yield self._candidate("element-wise average", plain)
-        matched = merge_of(self.prepared, self.options, self._solution(progress))
+        matched = self.matched(self.prepared.dials.max_growth, progress)
         leads = (
             (None, self._best_client) if self.options.lead is None else (matched.averaging.lead,)
         )
         for lead in leads:
-            averaging = replace(matched.averaging, lead=lead)
-            name = NO_LEAD if lead is None else self.prepared.clients[lead].name
-            led = replace(matched, averaging=averaging, options=replace(self.options, lead=name))
-            label = "equal clients" if lead is None else f"{name} leads"
-            if self.options.merge_units in (None, "mean"):
-                yield self._candidate(f"{label}, mean", _with_units(led, "mean"))
-            if self.options.merge_units in (None, "fit"):
-                yield self._candidate(f"{label}, fit", self._fitted(led, progress))
+            yield from self.ways(matched, lead, progress)
+
+    def matched(self, growth: float | None, progress: Progress) -> Merge:
+        """Return the merge of groups that are matched within a size budget."""
+        return merge_of(self.prepared, self.options, self._solution(growth, progress))
+
+    def ways(self, matched: Merge, lead: int | None, progress: Progress) -> Iterator[Candidate]:
+        """Yield a matching's ways to merge units, with a client that leads, or with equal ones."""
+        averaging = replace(matched.averaging, lead=lead)
+        name = NO_LEAD if lead is None else self.prepared.clients[lead].name
+        led = replace(matched, averaging=averaging, options=replace(self.options, lead=name))
+        label = "equal clients" if lead is None else f"{name} leads"
+        if self.options.merge_units in (None, "mean"):
+            yield self._candidate(f"{label}, mean", _with_units(led, "mean"))
+        if self.options.merge_units in (None, "fit"):
+            yield self._candidate(f"{label}, fit", self._fitted(led, progress))
+
+    def _distilled(self, merge: Merge, progress: Progress) -> Iterator[Candidate]:
+        """Yield what training from two starts makes of a merge."""
+        steps = self.options.distillation
+        if steps:
+            distiller = Distiller(
+                self.models, merge, self.probes, self._members, steps, self.options.seed
+            )
+            for name, trained in distiller.merges(self._best_client, progress):
+                yield self._candidate(name, trained)
 
     def _candidate(self, name: str, merge: Merge) -> Candidate:
         arrays = {tensor: merge.read(tensor) for tensor in merge.plan.tensors}
@@ -174,27 +230,50 @@ class Scene:
         return Candidate(name, merge, answers(model, self.held_out, device=self.models.device))
 
     def _fitted(self, merge: Merge, progress: Progress) -> Merge:
-        fitter = Fitter(self.models, merge, self.probes, self.held_out, self.options.seed)
+        foldable = replace(merge, plan=replace(merge.plan, norms=self._norms))
+        fitter = Fitter(
+            self.models, foldable, self.probes, self.held_out, self._weights, self.options.seed
+        )
         return replace(_with_units(merge, "fit"), fitted=fitter.fit(progress))
 
-    def _solution(self, progress: Progress) -> Solution:
-        """Match all groups, by the share of responses that the signature stands for."""
+    @cached_property
+    def _problem(self) -> Problem:
+        """What there is to be matched, with responses unless weights alone are to be compared."""
         problem = problem_of(self.prepared, self.options, device=self.models.device)
         signature = self.options.signature or "both"
         if signature == "weights":
-            return solve(problem, progress)
-        problem = replace(
+            return problem
+        return replace(
             problem,
             responses=[self._responses(k) for k in range(len(self.clients))],
             response_share=RESPONSE_SHARE[signature],
         )
-        return self._matched(problem, progress)
+
+    @cached_property
+    def _weights(self) -> frozenset[str]:
+        """The weights whose rows are the same of every client."""
+        return steady_weights(self.models, next(self.probes.batches(FEW, self.models.device)))
+
+    @cached_property
+    def _norms(self) -> tuple[Norm, ...]:
+        """The batch norms that can be folded into the layers before them."""
+        return own_norms(self.models, next(self.probes.batches(FEW, self.models.device)))
+
+    @cached_property
+    def _curves(self) -> dict[str, Curve]:
+        return loss_curves(self._problem)
+
+    def _solution(self, growth: float | None, progress: Progress) -> Solution:
+        """Match all groups within a size budget."""
+        problem = self._problem
+        problem = replace(problem, dials=replace(problem.dials, max_growth=growth))
+        return self._matched(problem, progress) if problem.responses else solve(problem, progress)
 
     def _matched(self, problem: Problem, progress: Progress) -> Solution:
         growth, limits = problem.dials.max_growth, {}
         if growth is not None:
             budget = int(growth * problem.parameters(problem.widest))
-            limits = choose_widths(problem, budget)
+            limits = problem.limits(1.0) | choose_widths(problem, self._curves, budget)
             threshold = self.options.match_threshold or THRESHOLD
             problem = replace(problem, dials=replace(problem.dials, threshold=threshold))
         matchings = match_groups(problem, limits, progress)
@@ -207,19 +286,23 @@ class Scene:
             self.prepared.plan,
             self.prepared.client_widths[client],
             self.probes,
-            names=self.models.own_names,
+            names={m: n for m, n in self.models.own_names.items() if n in self._weights},
             seed=self.options.seed,
             device=self.models.device,
         )
         return {group: normalised(own) for group, own in found.items()}
 
-    def _agreement(self, outputs: Tensor) -> Agreement:
+    def agreement(self, outputs: Tensor) -> Agreement:
+        """Compare outputs on the held-out probes with the ensemble's."""
         return agreement(outputs, self.ensemble)
+
+    def _rank(self, candidate: Candidate) -> tuple[float, float]:
+        return self.agreement(candidate.outputs).rank
 
     @property
     def _best_client(self) -> int:
         """The client that is most alike the ensemble."""
-        ranks = [self._agreement(own).rank for own in self.clients]
+        ranks = [self.agreement(own).rank for own in self.clients]
         return ranks.index(max(ranks))
 
     @property

@@ -15,6 +15,7 @@ Source: TypeAlias = Literal["noise", "synthetic", "none"]
 
 DEFAULT_COUNT = 1000
 FEWEST = 10
+_STANDARD = ((0.0,), (1.0,))  # mean and deviation of noise
 
 
 @dataclass(frozen=True)
@@ -24,8 +25,8 @@ class ProbeOptions:
     source: Source | None = None
     data: Path | None = None  # a file of real inputs without labels
     count: int | None = None
-    mean: tuple[float, ...] = (0.0,)  # of noise, one number or one per channel
-    std: tuple[float, ...] = (1.0,)
+    mean: tuple[float, ...] = _STANDARD[0]  # of noise, one number or one per channel
+    std: tuple[float, ...] = _STANDARD[1]
     preparation: Preparation | None = None  # of the file's arrays
 
     def __post_init__(self) -> None:
@@ -37,11 +38,18 @@ class ProbeOptions:
             raise UsageError(f"--probe-count is {self.count}, expected at least {FEWEST}")
         if any(deviation <= 0 for deviation in self.std):
             raise UsageError("--probe-std has to be above 0")
+        if self.source == "none" and self._says_more:
+            raise UsageError("--probe none takes no other options of probes")
+
+    @property
+    def _says_more(self) -> bool:
+        """Whether the user described probes."""
+        return (self.data, self.count, self.mean, self.std) != (None, None, *_STANDARD)
 
     @property
     def is_asked_for(self) -> bool:
         """Whether the user said anything about probes that needs a model which can be run."""
-        return self.data is not None or self.source in ("noise", "synthetic")
+        return self.source in ("noise", "synthetic") or self._says_more
 
     def to_json(self) -> dict[str, Any]:
         """Return the options as the merge record keeps them, files without their folders."""

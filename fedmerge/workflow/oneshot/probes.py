@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from fedmerge.errors import ArchitectureError
+from fedmerge.errors import ArchitectureError, UsageError
 from fedmerge.graph.model import ExportedProgram, program_inputs
 from fedmerge.probing import (
     Probes,
@@ -22,7 +22,7 @@ from fedmerge.probing.calls import Call, LayerCall, hearing
 from fedmerge.types.progress import Progress
 from fedmerge.workflow.models import evaluated
 from fedmerge.workflow.oneshot.models import Models
-from fedmerge.workflow.oneshot.options import DEFAULT_COUNT, ProbeOptions
+from fedmerge.workflow.oneshot.options import DEFAULT_COUNT, FEWEST, ProbeOptions
 
 FEWEST_PROBES = 64  # of a costly model
 MOST_WORK = 2e12  # multiplications that one run over all probes may take
@@ -61,6 +61,11 @@ class ProbeMaker:
             raise ArchitectureError("the model takes states, of which no probes are made")
         return inputs
 
+    @property
+    def _few(self) -> tuple[Tensor, ...]:
+        """These inputs where the models are."""
+        return tuple(given.to(self.models.device) for given in self.like)
+
     @cached_property
     def count(self) -> int:
         """How many probes there are."""
@@ -70,7 +75,7 @@ class ProbeMaker:
     @cached_property
     def _work(self) -> float:
         """Multiplications that a run of one sample takes."""
-        return work_of(self.models.client(0), self.like) / len(self.like[0])
+        return work_of(self.models.client(0), self._few) / len(self.like[0])
 
     @cached_property
     def _tokens(self) -> int | None:
@@ -82,13 +87,19 @@ class ProbeMaker:
 
     def _read(self) -> Probes:
         assert self.options.data is not None
-        return read_probes(
+        found = read_probes(
             self.options.data,
             count=self.options.count or DEFAULT_COUNT,
             seed=self.seed,
             preparation=self.options.preparation,
             like=self.like,
         )
+        if len(found) < FEWEST:
+            raise UsageError(
+                f"--probe-data has {len(found)} inputs, expected at least {FEWEST}: "
+                "some are held out to judge the merge"
+            )
+        return found
 
     def _noise(self, count: int) -> Probes:
         return noise_probes(
@@ -104,7 +115,7 @@ class ProbeMaker:
         """Return what the clients make themselves: text, or inputs that they take for classes."""
         clients = [self.models.client(k) for k in range(len(self.models.prepared.clients))]
         builds = [lambda client=client: client for client in clients]
-        given: Any = evaluated(clients[0], self.like)
+        given: Any = evaluated(clients[0], self._few)
         if is_language_model(given, self.like, tokens=self._tokens):
             assert self._tokens is not None
             return generated_probes(

@@ -11,6 +11,8 @@ import numpy as np
 from fedmerge.workflow.oneshot.agreement import Agreement
 
 OUTLYING = 0.5  # of the median client's agreement with the others: below it a client is an outlier
+NOTICEABLE = 0.01  # of the outputs' variance: what less is explained does not matter
+CHANCE = 2.0  # deviations of an agreement over so many samples
 FEWEST = 3  # clients, of which one can be told to be unlike the others
 
 
@@ -48,11 +50,12 @@ class Quality:
     def warnings(self) -> Iterator[str]:
         """Say what speaks against the merge."""
         best = self.clients[self.best_client]
-        if self.merged.rank < best.rank:
+        if (self.merged.decisions, self.merged.explained + NOTICEABLE) < best.rank:
             yield (
                 f"the merge is predicted to be worse than client {self.best_client}: on "
                 f"{self.samples} {self.source} probes it decides as the ensemble does in "
-                f"{self.merged.decisions:.1%}, {self.best_client} in {best.decisions:.1%}"
+                f"{self.merged.decisions:.1%} and explains {self.merged.explained:.1%} of its "
+                f"outputs, {self.best_client} {best.decisions:.1%} and {best.explained:.1%}"
             )
         for name in self.outliers:
             yield (
@@ -63,9 +66,15 @@ class Quality:
             yield f"client {name} was left out: it answers unlike the others"
 
 
-def outliers(agreements: Sequence[float]) -> list[int]:
-    """Return the clients whose agreement with the others is far below the median client's."""
+def outliers(agreements: Sequence[Sequence[float]], samples: int) -> list[int]:
+    """Return the clients whose agreement with the others is far below the median client's.
+
+    Each client is compared with every other one, not with their mean, which a single diverged
+    client would decide; what so few samples may show by chance does not count.
+    """
     if len(agreements) < FEWEST:
         return []
-    limit = OUTLYING * float(np.median(agreements))
-    return [number for number, own in enumerate(agreements) if own < limit]
+    each = [float(np.median(others)) for others in agreements]
+    limit = OUTLYING * float(np.median(each))
+    chance = CHANCE * np.sqrt(limit * (1 - limit) / samples)
+    return [number for number, own in enumerate(each) if own < limit - chance]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedmerge.probing.calls import Call, LayerCall, hearing, names_of, repeated_weights
+from fedmerge.probing.calls import Call, LayerCall, hearing, names_of
 from fedmerge.probing.cells import CellCall
 from fedmerge.probing.values import Probes
 from fedmerge.types.arrays import Float64Array, IntArray
@@ -23,6 +23,7 @@ from fedmerge.workflow.oneshot.models import Models
 
 BATCH = 128  # samples run at once
 ROWS = 24_000  # of a layer's outputs that it is fitted to, at most
+MOST_NUMBERS = 1 << 28  # of all targets together (1 GB in single precision)
 
 Values: TypeAlias = dict[str, tuple[Layout, Tensor]]  # layout and values (rows, axis) of each kind
 
@@ -42,8 +43,8 @@ class Part:
     def add(self, what: str, values: Tensor, places: Tensor, size: int, weights: Tensor) -> None:
         """Add a client's values (rows, axis) times its weights, at their global places."""
         if what not in self.values:
-            self.values[what] = torch.zeros(len(values), size)
-            self.owned[what] = torch.zeros(size)
+            self.values[what] = torch.zeros(len(values), size, dtype=values.dtype)
+            self.owned[what] = torch.zeros(size, dtype=values.dtype)
         self.values[what].index_add_(1, places, values * weights)
         self.owned[what].index_add_(0, places, weights)
 
@@ -56,44 +57,59 @@ class Part:
 Targets: TypeAlias = Mapping[str, list[Part]]  # by the plan's name of the (input) weight
 
 
-def collect_targets(models: Models, merge: Merge, probes: Probes, *, seed: int) -> Targets:
-    """Return the targets of every layer that a run uses once, in the order of a run.
+def collect_targets(
+    models: Models, merge: Merge, probes: Probes, *, weights: Collection[str], seed: int
+) -> Targets:
+    """Return the targets of layers, by their (input) weights' names, in the order of a run.
 
     Every client runs once. Of each batch some rows are kept, the same ones of every client.
     """
     found: dict[str, list[Part]] = {}
+    per_batch = -(-_most_rows(merge, weights) * BATCH // len(probes))
     for client in range(len(merge.clients)):
         model = models.client(client)
         for number, inputs in enumerate(probes.batches(BATCH, models.device)):
-            calls: list[Call] = []
-            with hearing(model, calls.append):
+
+            def hear(call: Call, client: int = client, number: int = number) -> None:
+                name = models.own_names[names_of(call)[0]]
+                if name in weights:
+                    parts = found.setdefault(name, [])
+                    if len(parts) == number:
+                        parts.append(Part(some_rows(name, call, per_batch, (seed, number))))
+                    _add(parts[number], models, merge, client, name, call)
+
+            with hearing(model, hear):
                 model(*inputs)
-            for name, call in planned_calls(calls, models, merge):
-                parts = found.setdefault(name, [])
-                if len(parts) == number:
-                    parts.append(Part(some_rows(name, call, number, len(probes), seed)))
-                _add(parts[number], models, merge, client, name, call)
     return found
 
 
-def planned_calls(calls: list[Call], models: Models, merge: Merge) -> list[tuple[str, Call]]:
-    """Return the calls of planned weights that are used once, by the plan's names."""
-    repeated = repeated_weights(calls)
-    named = [(models.own_names[names_of(call)[0]], call) for call in calls]
-    return [
-        (name, call)
-        for name, call in named
-        if name in merge.plan.tensors and not repeated & set(names_of(call))
-    ]
+def used_once(
+    models: Models, merge: Merge, inputs: tuple[Tensor, ...], weights: Collection[str]
+) -> frozenset[str]:
+    """Return the names of layers that a run uses once, of those whose weights are all given."""
+    calls: list[Call] = []
+    model = models.client(0)
+    with hearing(model, calls.append) as uses:
+        model(*inputs)
+    named = [tuple(models.own_names[weight] for weight in names_of(call)) for call in calls]
+    repeated = {models.own_names[weight] for weight, times in uses.items() if times > 1}
+    known = set(weights) & set(merge.plan.tensors) - repeated
+    return frozenset(names[0] for names in named if set(names) <= known)
 
 
-def some_rows(name: str, call: Call, batch: int, samples: int, seed: int) -> Tensor:
+def _most_rows(merge: Merge, weights: Collection[str]) -> int:
+    """Return how many rows of every layer are kept, so that all together fit into memory."""
+    planned = [merge.plan.tensors[name] for name in weights]
+    width = sum(axis_size(tensor.axes[tensor.out], merge.widths) for tensor in planned)
+    return max(1, min(ROWS, MOST_NUMBERS // max(1, width)))
+
+
+def some_rows(name: str, call: Call, count: int, seed: tuple[int, int]) -> Tensor:
     """Return which rows of a call count, the same for every model."""
     total = len(call.outputs) if isinstance(call, LayerCall) else call.inputs[..., 0].numel()
-    count = -(-ROWS * BATCH // samples)
     if count >= total:
         return torch.arange(total)
-    rng = np.random.default_rng([seed, batch, zlib.crc32(name.encode())])
+    rng = np.random.default_rng([*seed, zlib.crc32(name.encode())])
     return torch.from_numpy(np.sort(rng.choice(total, count, replace=False)))
 
 
@@ -106,7 +122,8 @@ def _add(part: Part, models: Models, merge: Merge, client: int, name: str, call:
     for what, (layout, own) in values.items():
         places, size = _places(merge, client, layout), axis_size(layout, merge.widths)
         weights = np.broadcast_to(_shares(merge, client, name, layout, places), len(places))
-        part.add(what, own.cpu().float(), torch.from_numpy(places), size, _float(weights))
+        shares = torch.tensor(weights, dtype=own.dtype)
+        part.add(what, own.cpu(), torch.from_numpy(places), size, shares)
 
 
 def _places(merge: Merge, client: int, layout: Layout) -> IntArray:
@@ -118,10 +135,6 @@ def _shares(merge: Merge, client: int, name: str, layout: Layout, places: IntArr
     averaging = merge.averaging
     led = None if averaging.lead is None else _places(merge, averaging.lead, layout)
     return averaging.shares(client, merge.plan.tensors[name], places=places, led=led)
-
-
-def _float(values: Float64Array) -> Tensor:
-    return torch.tensor(values, dtype=torch.float32)
 
 
 def _layer_values(merge: Merge, client: int, name: str, call: LayerCall, rows: Tensor) -> Values:

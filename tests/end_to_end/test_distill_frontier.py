@@ -1,0 +1,129 @@
+"""`match --distill` and `match --frontier`, as a user runs them."""
+
+from __future__ import annotations
+
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from tests.digits import MODEL, images, save_clients
+from tests.end_to_end.helpers import Cli
+
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+@pytest.fixture
+def asked(tmp_path: Path) -> list[object]:
+    """A merge of three clients of digits on real images, without its output."""
+    (tmp_path / "in").mkdir()
+    clients = save_clients(tmp_path / "in")
+    np.savez(tmp_path / "probes.npz", x=images()[0][:300])
+    probes = ("--probe-data", tmp_path / "probes.npz")
+    return ["match", *clients, "--model", MODEL, "--input-shape", "1,1,8,8", *probes]
+
+
+def test_a_distilled_merge_says_which_start_won_and_is_made_again_from_its_record(
+    cli: Cli, asked: list[object], tmp_path: Path
+) -> None:
+    steps = ("--distill", "--distill-steps", 150, "--max-growth", 1)
+    said = cli.done(*asked, *steps, "-o", tmp_path / "a.pt").out
+    assert ": distilled from " in said
+    record = tmp_path / "a.pt.json"
+    again = (*asked[4:], "--config", record, "-o", tmp_path / "b.pt", "--json")
+    quality = cli.done("match", *asked[1:4], *again).json["quality"]
+    assert quality["chosen"].startswith("distilled from ")
+    agreed = {name: own["decisions"] for name, own in quality["candidates"].items()}
+    assert quality["agreement"]["decisions"] == max(agreed.values())
+    first, second = (torch.load(tmp_path / name) for name in ("a.pt", "b.pt"))
+    assert all(torch.equal(first[name], second[name]) for name in first)
+    cli.done("verify", tmp_path / "a.pt", *asked[1:4])
+
+
+def test_more_steps_give_another_model_and_none_the_plain_one(
+    cli: Cli, asked: list[object], tmp_path: Path
+) -> None:
+    states = []
+    for number, more in enumerate([(), ("--distill", "--distill-steps", 0), ("--distill",)]):
+        output = tmp_path / f"{number}.pt"
+        cli.done(*asked, *more, "--max-growth", 1, "-o", output)
+        states.append(torch.load(output))
+    plain, none, some = states
+    assert all(torch.equal(plain[name], none[name]) for name in plain)
+    assert not any(torch.equal(plain[name], some[name]) for name in plain)
+
+
+def test_the_frontier_ends_with_the_ensemble_and_the_merge_is_written(
+    cli: Cli, asked: list[object], tmp_path: Path
+) -> None:
+    said = cli.done(*asked, "--frontier", "-o", tmp_path / "g.pt").out
+    table = said[: said.index("3 clients (")].splitlines()
+    assert table[0] == "size against agreement with the ensemble on 60 held-out probes"
+    assert [line.split()[0] for line in table[2:]] == [*["client"] * 3, *["merge"] * 5, "ensemble,"]
+    assert table[-1].split()[-4:] == ["3.00", "3,630", "100.0", "%"]
+    assert (tmp_path / "g.pt").exists()
+
+
+def test_the_frontier_is_given_as_json_and_drawn(
+    cli: Cli, asked: list[object], tmp_path: Path
+) -> None:
+    plot = tmp_path / "sizes.svg"
+    more = ("--frontier-plot", plot, "-o", tmp_path / "g.pt", "--json")
+    value = cli.done(*asked, *more).json
+    points = value["frontier"]["points"]
+    assert [point["budget"] for point in points] == [1.0, 1.25, 1.5, 2.0, 3.0, None]
+    assert points[-1]["agreement"] == {"decisions": 1.0, "explained": 1.0}
+    [asked_for] = [point for point in points if point["budget"] == 1.5]
+    assert asked_for["parameters"] == value["parameters"]
+    assert asked_for["agreement"] == value["quality"]["agreement"]
+    picture = ElementTree.fromstring(plot.read_text(encoding="utf-8"))
+    assert len(picture.findall(f"{SVG}circle")) == 3 + len(points) + 3  # and one beside each name
+    [line] = picture.findall(f"{SVG}polyline")
+    places = [tuple(map(float, place.split(","))) for place in line.attrib["points"].split()]
+    assert sorted(places) == places  # from the left to the right
+    assert places[-1][1] < places[0][1]  # and up
+
+
+def test_without_the_option_no_frontier_is_given(
+    cli: Cli, asked: list[object], tmp_path: Path
+) -> None:
+    assert "frontier" not in cli.done(*asked, "--json", "-o", tmp_path / "g.pt").json
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (["--distill-steps", "5"], "--distill-steps is for --distill"),
+        (["--distill", "--distill-steps", "-1"], "--distill-steps is -1"),
+        (["--frontier-plot", "sizes.png"], "expected a name that ends in .svg"),
+        (["--frontier-plot", "nowhere/sizes.svg"], "its folder does not exist"),
+        (["--frontier", "--preset", "paper"], "--frontier: the clients are not run"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_before_any_work(
+    cli: Cli, asked: list[object], tmp_path: Path, options: list[str], says: str
+) -> None:
+    cli.refused(*asked, *options, "-o", tmp_path / "g.pt", code=2, says=[says])
+    assert not (tmp_path / "g.pt").exists()
+
+
+@pytest.mark.parametrize("option", ["--distill", "--frontier"])
+def test_files_alone_are_refused(
+    cli: Cli, asked: list[object], tmp_path: Path, option: str
+) -> None:
+    clients = asked[1:4]
+    cli.refused("match", *clients, option, "-o", tmp_path / "g.pt", code=2, says=["--model"])
+
+
+def test_an_existing_picture_is_kept_unless_forced(
+    cli: Cli, asked: list[object], tmp_path: Path
+) -> None:
+    plot = tmp_path / "sizes.svg"
+    plot.write_text("mine")
+    more = (*asked, "--frontier-plot", plot, "-o", tmp_path / "g.pt")
+    cli.refused(*more, code=2, says=["exists already", "--force"])
+    assert plot.read_text() == "mine"
+    cli.done(*more, "--force")
+    assert plot.read_text(encoding="utf-8").startswith("<svg ")

@@ -1,0 +1,83 @@
+"""How alike answers are, whatever a model returns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fedmerge.errors import ArchitectureError
+from fedmerge.probing.values import Probes
+from fedmerge.workflow.oneshot.agreement import Agreement, agreement, answers, mean_answers
+
+RETURNED: dict[str, tuple[Callable[[Tensor], Any], tuple[int, int]]] = {
+    "logits": (lambda x: x, (300, 4)),
+    "a tuple": (lambda x: (x, x.sum()), (300, 4)),
+    "a dictionary": (lambda x: {"logits": x, "more": x[:, :1]}, (300, 4)),
+    "whole numbers first": (lambda x: (x.argmax(1), x), (300, 4)),
+    "one number per sample": (lambda x: x[:, 0], (300, 1)),
+    "sequences": (lambda x: x[:, None].expand(-1, 5, -1), (1500, 4)),
+    "images of classes": (lambda x: x[:, :, None, None].expand(-1, -1, 2, 3), (1800, 4)),
+}
+
+
+class Returns(nn.Module):
+    def __init__(self, make: Callable[[Tensor], Any]) -> None:
+        super().__init__()
+        self.make = make
+
+    def forward(self, x: Tensor) -> Any:
+        return self.make(x)
+
+
+@pytest.mark.parametrize("name", list(RETURNED))
+def test_answers_are_rows_of_outputs(name: str) -> None:
+    make, shape = RETURNED[name]
+    x = torch.randn(300, 4, generator=torch.Generator().manual_seed(0))
+    found = answers(Returns(make), Probes((x,), "noise"), device="cpu")
+    assert found.shape == shape
+    repeats = shape[0] // 300
+    assert torch.equal(found[::repeats], x[:, : shape[1]])
+
+
+def test_a_model_without_numbers_can_not_be_compared() -> None:
+    model = Returns(lambda x: x.argmax(1))
+    with pytest.raises(ArchitectureError, match="returns no numbers"):
+        answers(model, Probes((torch.randn(4, 3),), "noise"), device="cpu")
+
+
+def test_agreement_counts_equal_decisions_and_explained_variance() -> None:
+    wanted = torch.tensor([[1.0, 0.0], [0.0, 1.0], [2.0, 0.0], [0.0, 2.0]])
+    assert agreement(wanted, wanted) == Agreement(1.0, 1.0)
+    turned = wanted.clone()
+    turned[0] = wanted[1]
+    found = agreement(turned, wanted)
+    variance = float((wanted - wanted.mean(0)).square().mean())
+    assert found.decisions == 0.75
+    assert found.explained == pytest.approx(1 - 2 / 8 / variance)
+    assert agreement(wanted.mean(0).expand(4, 2), wanted).explained == pytest.approx(0)
+
+
+def test_one_output_decides_by_its_sign() -> None:
+    wanted = torch.tensor([[1.0], [-1.0], [2.0], [-2.0]])
+    assert agreement(0.1 * wanted, wanted).decisions == 1
+    assert agreement(wanted.abs(), wanted).decisions == 0.5
+
+
+@pytest.mark.parametrize("spoilt", [torch.nan, torch.inf])
+def test_what_is_not_finite_agrees_with_nothing(spoilt: float) -> None:
+    wanted = torch.randn(5, 3)
+    outputs = wanted.clone()
+    outputs[2, 1] = spoilt
+    found = agreement(outputs, wanted)
+    assert found.decisions == 0
+    assert found.to_json() == {"decisions": 0.0, "explained": None}
+    assert found.rank < agreement(torch.zeros(5, 3), wanted).rank
+
+
+def test_the_ensemble_is_the_weighted_mean() -> None:
+    one, two = torch.ones(2, 3), torch.full((2, 3), 5.0)
+    assert torch.equal(mean_answers([one, two], [3.0, 1.0]), torch.full((2, 3), 2.0))

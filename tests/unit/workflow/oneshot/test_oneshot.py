@@ -1,0 +1,296 @@
+"""Probed merges as a whole: odd clients, odd models, budgets, and no harm where none is needed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fedmerge.errors import ArchitectureError, UsageError
+from fedmerge.workflow.match import match
+from fedmerge.workflow.merge import Merge
+from fedmerge.workflow.models import ModelCode
+from fedmerge.workflow.oneshot.options import ProbeOptions
+from fedmerge.workflow.options import MatchOptions
+from fedmerge.workflow.verify import verify
+from tests import digits
+from tests.model_zoo import ZOO
+from tests.unit.workflow.oneshot.test_fit import code, fresh
+
+DIGITS = ModelCode(digits.MODEL, {}, ((2, 1, 8, 8),))
+NOISE = ProbeOptions("noise", count=100, mean=(0.3,), std=(0.35,))  # a digit's pixels
+
+State = dict[str, Tensor]
+
+
+@cache
+def trained(seed: int, *, shuffled: bool = False, steps: int = 150) -> State:
+    """Return a client that saw all digits, or images with labels that say nothing about them."""
+    torch.manual_seed(seed)
+    return tuned(dict(digits.build().state_dict()), seed, steps, shuffled=shuffled)
+
+
+def tuned(start: Mapping[str, Tensor], seed: int, steps: int, *, shuffled: bool = False) -> State:
+    x, y = (torch.from_numpy(array[: digits.TRAINED]) for array in digits.images())
+    generator = torch.Generator().manual_seed(seed)
+    if shuffled:
+        y = (y + 1 + seed) % 10  # another task: every digit has another's name
+    model = digits.build()
+    model.load_state_dict(dict(start))
+    optimizer = torch.optim.Adam(model.parameters(), lr=5e-3)
+    for _ in range(steps):
+        batch = torch.randint(len(x), (64,), generator=generator)
+        optimizer.zero_grad()
+        torch.autograd.backward(nn.functional.cross_entropy(model(x[batch]), y[batch]))
+        optimizer.step()
+    return {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
+
+
+def scaled(state: State, factor: float) -> State:
+    return {name: factor * tensor for name, tensor in state.items()}
+
+
+def odd_client(kind: str) -> State:
+    torch.manual_seed(99)
+    fresh_one = dict(digits.build().state_dict())
+    return {
+        "untrained": fresh_one,
+        "diverged to large numbers": scaled(fresh_one, 1e4),
+        "diverged to infinity": scaled(fresh_one, 1e25),
+        "of another task": trained(4, shuffled=True),
+    }[kind]
+
+
+def merged(states: list[State], probes: ProbeOptions = NOISE, **options: Any) -> Merge:
+    return match(states, MatchOptions(**options), model=DIGITS, probes=probes)
+
+
+def accuracy(merge: Merge) -> float:
+    return digits.quality(digits.logits(merge.state_dict()))[1]
+
+
+@pytest.mark.parametrize(
+    "kind", ["untrained", "diverged to large numbers", "diverged to infinity", "of another task"]
+)
+def test_an_odd_client_is_told_and_left_out_if_asked_to(kind: str, tmp_path: Path) -> None:
+    np.savez(tmp_path / "x.npz", x=digits.images()[0][:100])
+    real = ProbeOptions(data=tmp_path / "x.npz")
+    states = [trained(1), trained(2), odd_client(kind), trained(3)]
+    found = merged(states, real)
+    assert found.quality is not None
+    assert found.quality.outliers == ("client-3",)
+    assert found.quality.dropped == ()
+    assert any("client-3 answers unlike the others" in text for text in found.warnings)
+    rest = merged(states, real, drop_outliers=True, client_weight={"client-3": 2.0})
+    assert rest.quality is not None
+    assert rest.quality.dropped == ("client-3",)
+    assert rest.quality.outliers == ()
+    assert [client.name for client in rest.clients] == ["client-1", "client-2", "client-4"]
+    assert any("client-3 was left out" in text for text in rest.warnings)
+    assert accuracy(rest) > 0.75
+
+
+def test_among_equals_nobody_is_odd(tmp_path: Path) -> None:
+    np.savez(tmp_path / "x.npz", x=digits.images()[0][:100])
+    states = [trained(1), trained(2), trained(3), trained(5)]
+    merge = merged(states, ProbeOptions(data=tmp_path / "x.npz"), drop_outliers=True)
+    assert merge.quality is not None
+    assert merge.quality.outliers == merge.quality.dropped == ()
+    assert len(merge.clients) == 4
+
+
+def test_a_lead_is_not_left_out_silently(tmp_path: Path) -> None:
+    np.savez(tmp_path / "x.npz", x=digits.images()[0][:100])
+    real = ProbeOptions(data=tmp_path / "x.npz")
+    states = [trained(1), trained(2), odd_client("diverged to infinity"), trained(3)]
+    with pytest.raises(UsageError, match="'client-3', which --drop-outliers leaves out"):
+        merged(states, real, drop_outliers=True, lead="client-3")
+
+
+def test_clients_of_one_start_lose_nothing_against_their_average() -> None:
+    start = trained(1)
+    states = [tuned(start, seed, 20) for seed in (11, 12)]
+    average = match(states, MatchOptions(method="average"))
+    assert accuracy(merged(states)) >= accuracy(average) - 0.01
+    apart = match([trained(1), trained(2)], MatchOptions(method="average"))
+    assert accuracy(apart) < accuracy(average) - 0.1  # strangers' averages are no good
+
+
+def test_the_merge_is_among_its_candidates_and_the_best_of_them() -> None:
+    merge = merged([trained(1), trained(2)])
+    assert merge.quality is not None
+    found = merge.quality.candidates
+    assert merge.quality.merged == found[merge.quality.chosen]
+    assert merge.quality.merged.rank == max(own.rank for own in found.values())
+    assert next(iter(found)) == "element-wise average"
+    assert {name.rpartition(", ")[2] for name in list(found)[1:]} == {"mean", "fit"}
+    assert merge.quality.samples == 20
+
+
+@pytest.mark.parametrize("name", ["conv autoencoder", "distances and bilinear", "u-net"])
+def test_groups_without_responses_stay_within_the_budget(name: str) -> None:
+    states = [dict(fresh(name, seed).state_dict()) for seed in (1, 2, 3)]
+    probes = ProbeOptions("noise", count=40)
+    merge = match(states, MatchOptions(max_growth=1.2), model=code(name), probes=probes)
+    assert merge.growth <= 1.2
+    assert merge.quality is not None
+
+
+def test_clients_of_different_widths_are_merged() -> None:
+    states = [digits.client(1, 16), digits.client(2, 20)]
+    merge = merged(states, max_growth=1.5)
+    assert merge.quality is not None
+    assert "element-wise average" not in merge.quality.candidates
+    assert 20 <= merge.groups[0].width <= 30
+    assert len(merge.state_dict()["1.bias"]) == merge.groups[0].width
+
+
+@pytest.mark.parametrize("units", ["mean", "fit"])
+def test_verify_recomputes_all_that_follows_from_the_files(units: str, tmp_path: Path) -> None:
+    files = digits.save_clients(tmp_path, 2)
+    merge = match(
+        files,
+        MatchOptions(merge_units=units, lead="c2"),  # type: ignore[arg-type]
+        model=DIGITS,
+        probes=NOISE,
+        output=tmp_path / "out.pt",
+    )
+    found = verify(tmp_path / "out.pt", files)
+    assert found.ok
+    assert found.recomputed == 2
+    assert found.fitted == len(merge.fitted) == (4 if units == "fit" else 0)
+    if units == "mean":
+        own = merge.placements[1][merge.groups[0].name].indices
+        assert torch.equal(merge.state_dict()["1.weight"][own], digits.client(2)["1.weight"])
+
+
+class TwoInputs(nn.Module):
+    """Numbers, a mask and tokens in; a dictionary out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tokens, self.body = nn.Embedding(6, 4), nn.Linear(7, 8)
+        self.norm, self.head = nn.BatchNorm1d(8), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor, tokens: Tensor) -> dict[str, Tensor]:
+        seen = torch.cat([x, self.tokens(tokens)], dim=1)
+        hidden = self.norm(self.body(seen)).relu()
+        return {"logits": self.head(hidden), "hidden": hidden.sum(1)}
+
+
+def test_models_with_several_inputs_and_named_outputs_are_probed() -> None:
+    states = []
+    for seed in (1, 2):
+        torch.manual_seed(seed)
+        states.append(dict(TwoInputs().state_dict()))
+    several = ModelCode(f"{__name__}:TwoInputs", {}, ((2, 3), (2,)), ("float32", "long"))
+    merge = match(states, MatchOptions(max_growth=1.3), model=several, probes=ProbeOptions("noise"))
+    assert merge.quality is not None
+    assert merge.quality.source == "noise"
+    assert any(name.endswith(", fit") for name in merge.quality.candidates)
+    assert int(merge.state_dict()["norm.num_batches_tracked"]) == 0
+
+
+class Choosy(nn.Module):
+    """A net that runs on a batch of two only, which planning uses."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 6), nn.Linear(6, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if len(x) != 2:
+            raise RuntimeError("only two at a time\nand not a line more")
+        out: Tensor = self.second(self.first(x).relu())
+        return out
+
+
+def choosy() -> tuple[list[State], ModelCode]:
+    states = []
+    for seed in (1, 2):
+        torch.manual_seed(seed)
+        states.append(dict(Choosy().state_dict()))
+    return states, ModelCode(f"{__name__}:Choosy", {}, ((2, 4),))
+
+
+def test_a_model_that_does_not_run_on_probes_is_merged_by_weights_and_says_so() -> None:
+    states, model = choosy()
+    merge = match(states, model=model)
+    plain = match(states)
+    assert merge.quality is None
+    assert merge.warnings[-1] == (
+        "units were matched by their weights alone, as no probes run: only two at a time"
+    )
+    for name, tensor in plain.state_dict().items():
+        assert torch.equal(merge.state_dict()[name], tensor)
+
+
+@pytest.mark.parametrize(
+    ("options", "probes"),
+    [
+        ({}, ProbeOptions("noise")),
+        ({}, ProbeOptions(count=20)),
+        ({"merge_units": "fit"}, ProbeOptions()),
+        ({"drop_outliers": True}, ProbeOptions()),
+    ],
+)
+def test_where_probes_were_asked_for_a_model_that_can_not_is_refused(
+    options: dict[str, Any], probes: ProbeOptions
+) -> None:
+    states, model = choosy()
+    expected = "the model does not run on the probes: only two at a time"
+    with pytest.raises(ArchitectureError, match=expected):
+        match(states, MatchOptions(**options), model=model, probes=probes)
+
+
+@pytest.mark.parametrize("wish", [{"merge_units": "fit"}, {"signature": "both"}])
+def test_what_only_probes_can_do_is_refused_without_them(wish: dict[str, Any]) -> None:
+    states, model = choosy()
+    with pytest.raises(UsageError, match="the clients have to be run for it"):
+        match(states, MatchOptions(**wish))
+    with pytest.raises(UsageError, match="the clients are not run with --probe none"):
+        match(states, MatchOptions(**wish), model=model, probes=ProbeOptions("none"))
+
+
+def test_a_tied_weight_is_written_once_and_averaged() -> None:
+    name = "tied language model"
+    states = [dict(fresh(name, seed).state_dict()) for seed in (1, 2)]
+    probes = ProbeOptions("noise", count=40)
+    merge = match(states, MatchOptions(merge_units="fit"), model=code(name), probes=probes)
+    tied = [n for n in merge.state_dict() if n.startswith(("encoder", "decoder.weight"))]
+    assert not set(tied) & set(merge.fitted)
+    assert merge.fitted
+
+
+def test_kept_tensors_stay_the_first_clients() -> None:
+    states = [trained(1), trained(2)]
+    merge = merged(states, keep=("3.*",), merge_units="fit", lead="none")
+    found = merge.state_dict()
+    assert torch.equal(found["3.weight"], states[0]["3.weight"])
+    assert not {"3.weight", "3.bias"} & set(merge.fitted)
+
+
+def test_the_same_inputs_options_and_seed_give_the_same_numbers() -> None:
+    states = [trained(1), trained(2)]
+    one, two = (merged(states).state_dict() for _ in range(2))
+    assert all(torch.equal(one[name], two[name]) for name in one)
+    other = merged(states, replace(NOISE, mean=(0.5,))).state_dict()
+    same = {n: t.shape for n, t in one.items()} == {n: t.shape for n, t in other.items()}
+    assert not same or not all(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_every_model_of_the_zoo_with_one_input_is_probed_without_a_note() -> None:
+    for name in ("attention with growing heads", "llama", "convnext", "gru on packed sequences"):
+        assert len(ZOO[name].shapes) == 1
+        states = [dict(fresh(name, seed).state_dict()) for seed in (1, 2)]
+        probes = ProbeOptions("noise", count=20)
+        merge = match(states, model=code(name), probes=probes)
+        assert merge.quality is not None
+        assert np.isfinite(merge.quality.merged.explained), name

@@ -18,6 +18,7 @@ from benchmarks.paper_suites import ENSEMBLE, SUITES, Experiment
 from fedmerge.training import derived_seed, find_task, read_shard, seeded, train_model
 from fedmerge.workflow.compare import compare
 from fedmerge.workflow.evaluate import EvaluationOptions
+from fedmerge.workflow.oneshot.options import ProbeOptions
 from fedmerge.workflow.retrain.events import ignore
 from fedmerge.workflow.retrain.fedma import FedMA
 from fedmerge.workflow.retrain.prepare import prepare_run
@@ -126,6 +127,7 @@ def _alone(experiment: Experiment, scene: Scene) -> Outcome:
     found = compare(
         files, scene.evaluation, model=code, options=_matching(experiment),
         evaluation=EvaluationOptions(task=suite.task),
+        probes=ProbeOptions(source="none"),  # as in the paper: weights alone
     )  # fmt: skip
     kinds = {row.kind: row for row in found.rows}
     others: dict[str, float] = {

@@ -109,9 +109,8 @@ pass each (last table):
 layer trains three times as long at a tenth of the rate, as in the paper. A pass has nine rounds. It
 is small on purpose: all runs of a seed take less than 20 minutes of one core.
 
-In the seed that all methods were run with, there is next to no difference by rounds, and by bytes
-FedMA is far ahead. With one such seed, and two points between FedMA's two, that is all that can be
-said.
+By rounds FedMA is level with FedAvg in one seed and ahead in the other; by bytes it is far ahead in
+both. Two seeds that differ by that much say no more.
 """,
 }
 

@@ -24,7 +24,7 @@ def rows_of(outcome: Outcome) -> dict[str, Any]:
 def test_all_models_stand_in_one_table(cli: Cli, tmp_path: Path) -> None:
     digits.save_clients(tmp_path)
     data = digits.save_test(tmp_path)
-    cli.done("match", tmp_path, "-o", tmp_path / "global.pt")
+    cli.done("match", tmp_path, *MODEL, "--input-shape", "2,1,8,8", "-o", tmp_path / "global.pt")
     outcome = cli.done(
         *("compare", tmp_path / "c?.pt", "--global", tmp_path / "global.pt", *MODEL),
         *("--data", data),

@@ -16,8 +16,9 @@ from fedmerge.workflow.match import is_probed
 from fedmerge.workflow.merge import Merge
 from fedmerge.workflow.oneshot.agreement import Agreement
 from fedmerge.workflow.oneshot.models import Models
-from fedmerge.workflow.oneshot.oneshot import Scene, described, refusal, set_scene
+from fedmerge.workflow.oneshot.oneshot import described, refusal, set_scene
 from fedmerge.workflow.oneshot.options import ProbeOptions
+from fedmerge.workflow.oneshot.scene import Scene
 from fedmerge.workflow.options import MatchOptions
 from fedmerge.workflow.prepared import Prepared, prepare
 

@@ -9,7 +9,7 @@ from fedmerge.errors import UsageError
 from fedmerge.probing.noise import Spectrum, noise_probes
 
 IMAGE = torch.zeros(2, 3, 32, 32)
-PLAIN = Spectrum(exponent_spread=0.0, contrast_spread=0.0)
+PLAIN = Spectrum(leafy=0.0, exponent_spread=0.0, contrast_spread=0.0)
 
 
 def made(
@@ -66,7 +66,7 @@ def test_every_channel_may_have_its_own_mean_and_deviation() -> None:
 
 def test_channels_are_alike_to_the_degree_asked() -> None:
     for shared in (0.0, 0.75):
-        images = made(IMAGE, spectrum=Spectrum(shared=shared))
+        images = made(IMAGE, spectrum=Spectrum(shared=shared, leafy=0.0))
         pairs = torch.corrcoef(images.transpose(0, 1).flatten(1))
         assert pairs[0, 1].item() == pytest.approx(shared, abs=0.05)
 
@@ -76,7 +76,7 @@ def test_samples_differ_in_contrast_unless_told_not_to() -> None:
         deviations = made(torch.zeros(2, 1, 64, 64), spectrum=spectrum).std((1, 2, 3))
         return math.log(float(deviations.quantile(0.9) / deviations.quantile(0.1)))
 
-    assert spread(Spectrum(contrast_spread=0.5)) > spread(PLAIN) + 0.5
+    assert spread(Spectrum(contrast_spread=0.5, leafy=0.0)) > spread(PLAIN) + 0.5
 
 
 def test_a_seed_fixes_the_noise_and_another_seed_changes_it() -> None:

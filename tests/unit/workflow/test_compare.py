@@ -1,4 +1,5 @@
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -104,7 +105,9 @@ def test_with_nothing_matched_the_match_is_the_ensemble(
 
 def test_a_merged_file_is_a_row_like_the_match_that_wrote_it(tmp_path: Path) -> None:
     files = digits.save_clients(tmp_path)
-    merge = fedmerge.match(files, fedmerge.MatchOptions(seed=3), output=tmp_path / "global.pt")
+    code = replace(CODE, input_shapes=((2, 1, 8, 8),), input_dtypes=("float32",))  # as the data's
+    options = fedmerge.MatchOptions(seed=3)
+    merge = fedmerge.match(files, options, model=code, output=tmp_path / "global.pt")
     found = compared(tmp_path, files, [tmp_path / "global.pt", files[0]], seed=3)
     match, one, other = found.rows[-3:]
     assert (one.kind, one.model, other.model) == ("global", "global", "c1")

@@ -21,8 +21,9 @@ from fedmerge.workflow.models import ModelCode
 from fedmerge.workflow.oneshot.agreement import answers
 from fedmerge.workflow.oneshot.distill import Distiller, distance, started_from
 from fedmerge.workflow.oneshot.models import Models
-from fedmerge.workflow.oneshot.oneshot import Scene, set_scene
+from fedmerge.workflow.oneshot.oneshot import set_scene
 from fedmerge.workflow.oneshot.options import ProbeOptions
+from fedmerge.workflow.oneshot.scene import Scene
 from fedmerge.workflow.options import MatchOptions
 from fedmerge.workflow.prepared import prepare
 from tests.digits import MODEL, build, client, images

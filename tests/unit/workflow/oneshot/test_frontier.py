@@ -11,7 +11,7 @@ import torch
 from fedmerge.errors import ArchitectureError, UsageError
 from fedmerge.workflow.match import match
 from fedmerge.workflow.models import ModelCode
-from fedmerge.workflow.oneshot import oneshot
+from fedmerge.workflow.oneshot import scene
 from fedmerge.workflow.oneshot.frontier import GROWTHS, Frontier, frontier
 from fedmerge.workflow.oneshot.options import ProbeOptions
 from fedmerge.workflow.options import MatchOptions
@@ -86,14 +86,14 @@ def test_responses_and_curves_are_made_once(
 ) -> None:
     calls = {"unit_responses": 0, "loss_curves": 0, "choose_widths": 0}
     for name in calls:
-        original = getattr(oneshot, name)
+        original = getattr(scene, name)
 
         def counted(*args: object, _name: str = name, _run: object = original, **more: object):  # type: ignore[no-untyped-def]
             calls[_name] += 1
             assert callable(_run)
             return _run(*args, **more)
 
-        monkeypatch.setattr(oneshot, name, counted)
+        monkeypatch.setattr(scene, name, counted)
     assert len(found(tmp_path).merges) == 5
     assert calls == {"unit_responses": 3, "loss_curves": 1, "choose_widths": 6}
 

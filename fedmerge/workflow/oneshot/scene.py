@@ -1,0 +1,242 @@
+"""Candidates for a one-shot merge of clients that answered probes, and the best of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from fedmerge.probing import Probes
+from fedmerge.probing.signatures import normalised, unit_responses
+from fedmerge.types.arrays import FloatArray
+from fedmerge.types.plans import Norm
+from fedmerge.types.progress import Progress
+from fedmerge.workflow.layers import Problem, Solution, match_groups, solve
+from fedmerge.workflow.merge import Merge
+from fedmerge.workflow.oneshot.agreement import Agreement, agreement, answers, mean_answers
+from fedmerge.workflow.oneshot.curves import Curve, choose_widths, loss_curves
+from fedmerge.workflow.oneshot.distill import Distiller
+from fedmerge.workflow.oneshot.fit import FEW, Fitter
+from fedmerge.workflow.oneshot.models import Models
+from fedmerge.workflow.oneshot.quality import Quality, outliers
+from fedmerge.workflow.oneshot.steady import own_norms, steady_weights
+from fedmerge.workflow.options import NO_LEAD, MatchOptions
+from fedmerge.workflow.prepared import Prepared, line_up, merge_of, problem_of
+
+HELD_OUT = 0.2  # of the probes: they choose ridges and candidates, and tell the quality
+RESPONSE_SHARE = {"both": 0.9, "activations": 1.0}  # of responses in what units have in common
+THRESHOLD = 0.95  # correlation from which units are merged though the budget would keep them
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One way to merge: which client leads, and whether layers are averaged or fitted."""
+
+    name: str
+    merge: Merge
+    outputs: Tensor  # on the held-out probes
+
+
+@dataclass(frozen=True)
+class Scene:
+    """Clients, probes, and what the clients answer to the held-out ones."""
+
+    models: Models
+    options: MatchOptions
+    probes: Probes
+    held_out: Probes
+    clients: tuple[Tensor, ...]  # every client's outputs on the held-out probes
+    dropped: tuple[str, ...] = ()  # clients that were left out for their answers
+
+    @classmethod
+    def on(cls, models: Models, options: MatchOptions, probes: Probes) -> Scene:
+        """Let every client answer the held-out part of the probes."""
+        kept, held_out = probes.split(int(HELD_OUT * len(probes)), seed=options.seed)
+        numbers = range(len(models.prepared.clients))
+        each = (answers(models.client(k), held_out, device=models.device) for k in numbers)
+        return cls(models, options, kept, held_out, tuple(each))
+
+    @property
+    def prepared(self) -> Prepared:
+        """The clients that are merged."""
+        return self.models.prepared
+
+    @cached_property
+    def ensemble(self) -> Tensor:
+        """The clients' mean answers, without those that are no numbers."""
+        weights = self.prepared.averaging.client_weights
+        members = self._members
+        return mean_answers([self.clients[k] for k in members], [weights[k] for k in members])
+
+    @cached_property
+    def _members(self) -> list[int]:
+        """The clients that the ensemble is of."""
+        finite = [k for k, own in enumerate(self.clients) if torch.isfinite(own).all()]
+        return finite or list(range(len(self.clients)))
+
+    @cached_property
+    def outliers(self) -> list[int]:
+        """The clients that answer unlike the others."""
+        return outliers(
+            [
+                [agreement(own, other).decisions for other in self.clients if other is not own]
+                for own in self.clients
+            ],
+            len(self.held_out),
+        )
+
+    def best(self, progress: Progress) -> Merge:
+        """Return the best candidate, distilled if asked to, with what is known of its quality."""
+        tried = list(self.candidates(progress))
+        chosen = max(tried, key=self._rank)
+        tried += self._distilled(chosen.merge, progress)
+        chosen = max(tried, key=self._rank)
+        names = [client.name for client in self.prepared.clients]
+        quality = Quality(
+            source=self.probes.source,
+            samples=len(self.held_out),
+            merged=self.agreement(chosen.outputs),
+            clients=dict(zip(names, map(self.agreement, self.clients), strict=True)),
+            candidates={c.name: self.agreement(c.outputs) for c in tried},
+            chosen=chosen.name,
+            outliers=tuple(names[k] for k in self.outliers),
+            dropped=self.dropped,
+        )
+        return replace(chosen.merge, quality=quality)
+
+    def candidates(self, progress: Progress) -> Iterator[Candidate]:
+        """Yield ways to merge, the plainest first: the earlier one wins where they are equal."""
+        if self._is_free and self._is_equally_wide:
+            plain = merge_of(self.prepared, self.options, line_up(self.prepared), is_compared=False)
+            yield self._candidate("element-wise average", plain)
+        matched = self.matched(self.prepared.dials.max_growth, progress)
+        leads = (
+            (None, self._best_client) if self.options.lead is None else (matched.averaging.lead,)
+        )
+        for lead in leads:
+            yield from self.ways(matched, lead, progress)
+
+    def matched(self, growth: float | None, progress: Progress) -> Merge:
+        """Return the merge of groups that are matched within a size budget."""
+        return merge_of(self.prepared, self.options, self._solution(growth, progress))
+
+    def ways(self, matched: Merge, lead: int | None, progress: Progress) -> Iterator[Candidate]:
+        """Yield a matching's ways to merge units, with a client that leads, or with equal ones."""
+        averaging = replace(matched.averaging, lead=lead)
+        name = NO_LEAD if lead is None else self.prepared.clients[lead].name
+        led = replace(matched, averaging=averaging, options=replace(self.options, lead=name))
+        label = "equal clients" if lead is None else f"{name} leads"
+        if self.options.merge_units in (None, "mean"):
+            yield self._candidate(f"{label}, mean", _with_units(led, "mean"))
+        if self.options.merge_units in (None, "fit"):
+            yield self._candidate(f"{label}, fit", self._fitted(led, progress))
+
+    def _distilled(self, merge: Merge, progress: Progress) -> Iterator[Candidate]:
+        """Yield what training from two starts makes of a merge."""
+        steps = self.options.distillation
+        if steps:
+            distiller = Distiller(
+                self.models, merge, self.probes, self._members, steps, self.options.seed
+            )
+            for name, trained in distiller.merges(self._best_client, progress):
+                yield self._candidate(name, trained)
+
+    def _candidate(self, name: str, merge: Merge) -> Candidate:
+        arrays = {tensor: merge.read(tensor) for tensor in merge.plan.tensors}
+        model = self.models.merged(arrays)
+        return Candidate(name, merge, answers(model, self.held_out, device=self.models.device))
+
+    def _fitted(self, merge: Merge, progress: Progress) -> Merge:
+        foldable = replace(merge, plan=replace(merge.plan, norms=self._norms))
+        fitter = Fitter(
+            self.models, foldable, self.probes, self.held_out, self._weights, self.options.seed
+        )
+        return replace(_with_units(merge, "fit"), fitted=fitter.fit(progress))
+
+    @cached_property
+    def _problem(self) -> Problem:
+        """What there is to be matched, with responses unless weights alone are to be compared."""
+        problem = problem_of(self.prepared, self.options, device=self.models.device)
+        signature = self.options.signature or "both"
+        if signature == "weights":
+            return problem
+        return replace(
+            problem,
+            responses=[self._responses(k) for k in range(len(self.clients))],
+            response_share=RESPONSE_SHARE[signature],
+        )
+
+    @cached_property
+    def _weights(self) -> frozenset[str]:
+        """The weights whose rows are the same of every client."""
+        return steady_weights(self.models, next(self.probes.batches(FEW, self.models.device)))
+
+    @cached_property
+    def _norms(self) -> tuple[Norm, ...]:
+        """The batch norms that can be folded into the layers before them."""
+        return own_norms(self.models, next(self.probes.batches(FEW, self.models.device)))
+
+    @cached_property
+    def _curves(self) -> dict[str, Curve]:
+        return loss_curves(self._problem)
+
+    def _solution(self, growth: float | None, progress: Progress) -> Solution:
+        """Match all groups within a size budget."""
+        problem = self._problem
+        problem = replace(problem, dials=replace(problem.dials, max_growth=growth))
+        return self._matched(problem, progress) if problem.responses else solve(problem, progress)
+
+    def _matched(self, problem: Problem, progress: Progress) -> Solution:
+        growth, limits = problem.dials.max_growth, {}
+        if growth is not None:
+            budget = int(growth * problem.parameters(problem.widest))
+            limits = problem.limits(1.0) | choose_widths(problem, self._curves, budget)
+            threshold = self.options.match_threshold or THRESHOLD
+            problem = replace(problem, dials=replace(problem.dials, threshold=threshold))
+        matchings = match_groups(problem, limits, progress)
+        assert matchings is not None
+        return Solution(matchings, None)
+
+    def _responses(self, client: int) -> dict[str, FloatArray]:
+        found = unit_responses(
+            self.models.client(client),
+            self.prepared.plan,
+            self.prepared.client_widths[client],
+            self.probes,
+            names={m: n for m, n in self.models.own_names.items() if n in self._weights},
+            seed=self.options.seed,
+            device=self.models.device,
+        )
+        return {group: normalised(own) for group, own in found.items()}
+
+    def agreement(self, outputs: Tensor) -> Agreement:
+        """Compare outputs on the held-out probes with the ensemble's."""
+        return agreement(outputs, self.ensemble)
+
+    def _rank(self, candidate: Candidate) -> tuple[float, float]:
+        return self.agreement(candidate.outputs).rank
+
+    @property
+    def _best_client(self) -> int:
+        """The client that is most alike the ensemble."""
+        ranks = [self.agreement(own).rank for own in self.clients]
+        return ranks.index(max(ranks))
+
+    @property
+    def _is_free(self) -> bool:
+        """Whether the user left everything open that a plain average would decide."""
+        options = self.options
+        return options.signature is options.lead is options.merge_units is None
+
+    @property
+    def _is_equally_wide(self) -> bool:
+        first, *others = self.prepared.client_widths
+        return all(widths == first for widths in others)
+
+
+def _with_units(merge: Merge, units: Literal["mean", "fit"]) -> Merge:
+    return replace(merge, options=replace(merge.options, merge_units=units))

@@ -116,11 +116,15 @@ class _Ops(EagerMode):  # type: ignore[no-untyped-call]
         return result
 
     def tell(self, call: Call) -> None:
-        """Let who hears know of a call, until that one has heard enough."""
+        """Let who hears know of a call, until that one has heard enough.
+
+        What is computed while hearing is no part of the run.
+        """
         if self.is_stopped:
             return
         try:
-            self.hear(call)
+            with self.paused():
+                self.hear(call)
         except StopRun:
             self.is_stopped = True
             raise

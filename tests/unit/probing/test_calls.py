@@ -191,3 +191,20 @@ def test_attention_runs_as_before_and_its_last_layer_is_told(is_batch_first: boo
     for call in calls:
         assert isinstance(call, LayerCall)
         assert torch.allclose(remade(call, attention), call.outputs, rtol=0, atol=CLOSE)
+
+
+def test_what_is_computed_while_hearing_is_not_told() -> None:
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.ReLU(), torch.nn.Linear(3, 2))
+    told: list[str] = []
+
+    def hear(call: Call) -> None:
+        told.extend(names_of(call))
+        for parameter in model.parameters():
+            if parameter.dim() == 2:
+                torch.ones(5, parameter.shape[1]) @ parameter.T
+
+    with hearing(model, hear) as uses:
+        model(torch.ones(2, 4))
+    assert told == ["0.weight", "2.weight"]
+    assert [uses["0.weight"], uses["2.weight"]] == [1, 1]

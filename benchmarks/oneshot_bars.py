@@ -1,0 +1,127 @@
+"""Which bars one-shot merges meet, and how well agreement with the ensemble predicts a merge."""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+
+from benchmarks.measure import Result
+from benchmarks.oneshot_runs import Considered, Outcome
+from benchmarks.oneshot_suites import (
+    ALONE,
+    BARS,
+    OURS,
+    Bar,
+    Measure,
+    Merging,
+    Source,
+    measure_of,
+)
+
+Runs = Mapping[Merging, Outcome]
+
+WITH: Mapping[Source, str] = {
+    "none": "",
+    "default": "without data",
+    "data": "with 1,000 unlabelled inputs",
+}
+UNITS: Mapping[Measure, str] = {"accuracy": "%", "bits": "bits"}
+NEAR = 1.0  # points of accuracy by which candidates are not told apart
+
+
+def outcomes(runs: Runs, case: str, method: str, probes: Source | None = None) -> list[Outcome]:
+    """Return all seeds of a method, in their order."""
+    found = [m for m in runs if (m.case, m.method) == (case, method)]
+    chosen = [m for m in found if probes is None or m.probes == probes]
+    return [runs[merging] for merging in sorted(chosen, key=lambda merging: merging.seed)]
+
+
+def bars(runs: Runs) -> Iterator[Result]:
+    """Yield the mean over seeds of every bar that was run, next to the bar."""
+    for bar in BARS:
+        found = [o.scores["merge"] for o in outcomes(runs, bar.case, bar.method, bar.probes)]
+        if found:
+            measure = measure_of(bar.case)
+            yield Result(
+                title(bar),
+                round(statistics.mean(found), 2),
+                UNITS[measure],
+                bar=bar.value,
+                at_least=measure == "accuracy",
+                note="by seed: " + ", ".join(f"{score:.2f}" for score in found),
+            )
+
+
+def title(bar: Bar) -> str:
+    """Return what a bar is about."""
+    how = "" if bar.method == OURS else f", {bar.method}"
+    return f"{bar.case}, {WITH[bar.probes]}{how}"
+
+
+def not_run(runs: Runs) -> list[str]:
+    """Return the bars that nothing was run for."""
+    return [title(bar) for bar in BARS if not outcomes(runs, bar.case, bar.method, bar.probes)]
+
+
+@dataclass(frozen=True)
+class Foresight:
+    """How well the candidates of some merges were chosen among and put in order."""
+
+    merges: int
+    right: int  # merges whose candidate of the largest agreement is the best on test data
+    lost: tuple[float, ...]  # points of each merge to its best candidate
+    pairs: int  # of candidates of a merge whose accuracies are not near
+    ordered: int  # pairs that agreement puts in the order of their accuracies
+
+
+def foresight(found: Sequence[Outcome]) -> Foresight:
+    """Compare agreement with accuracy over all candidates of every merge that had a choice."""
+    choices = [outcome for outcome in found if len(outcome.considered) > 1]
+    lost = tuple(
+        max(c.score for c in outcome.considered) - outcome.scores["merge"] for outcome in choices
+    )
+    pairs = [
+        pair
+        for outcome in choices
+        for pair in combinations(outcome.considered, 2)
+        if abs(pair[0].score - pair[1].score) >= NEAR
+    ]
+    return Foresight(
+        merges=len(choices),
+        right=sum(points == 0 for points in lost),
+        lost=lost,
+        pairs=len(pairs),
+        ordered=sum((_rank(a) > _rank(b)) == (a.score > b.score) for a, b in pairs),
+    )
+
+
+def forewarned(runs: Runs, probes: Source) -> Counter[tuple[bool, bool]]:
+    """Count merges by whether they were predicted to be, and whether they are, below a client.
+
+    Predictions compare agreements with the client that agrees most, truth the best test scores.
+    """
+    return Counter(
+        (outcome.predicted < outcome.best_client, _is_below(runs, merging, outcome))
+        for merging, outcome in runs.items()
+        if merging.probes == probes
+        and merging.method == OURS
+        and outcome.predicted is not None
+        and outcome.best_client is not None
+    )
+
+
+def _is_below(runs: Runs, merging: Merging, outcome: Outcome) -> bool:
+    """Return whether a merge is worse on test data than the best of its clients."""
+    alone = {m.seed: o for m, o in runs.items() if (m.case, m.method) == (merging.case, ALONE)}
+    clients = alone.get(merging.seed) or next(iter(alone.values()))  # strangers have no seed
+    behind = clients.scores["best client"] - outcome.scores["merge"]
+    return behind > 0 if measure_of(merging.case) == "accuracy" else behind < 0
+
+
+def _rank(candidate: Considered) -> tuple[float, float]:
+    """Return what fedmerge orders candidates by."""
+    explained = candidate.explained
+    return candidate.agreement, float("-inf") if explained is None else explained

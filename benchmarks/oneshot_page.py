@@ -1,0 +1,184 @@
+"""The page of one-shot merges in the docs, written from results alone."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+from benchmarks.measure import Result
+from benchmarks.oneshot_bars import WITH, Runs, bars, foresight, forewarned, not_run, outcomes
+from benchmarks.oneshot_runs import Outcome
+from benchmarks.oneshot_suites import (
+    ACTIVATIONS,
+    ALONE,
+    DISTILLED,
+    METHODS,
+    OURS,
+    PAPER,
+    PARTS,
+    Source,
+    measure_of,
+)
+from benchmarks.oneshot_text import (
+    COMMANDS,
+    FORESIGHT,
+    FOREWARNED,
+    INTRODUCTION,
+    MISSED,
+    REMARKS,
+    TITLES,
+)
+from benchmarks.report import machine
+
+COMPARED = ("mean client", "best client", "element-wise average", "ensemble")
+MATCHED: Sequence[tuple[str, str, Source | None]] = (  # head, method, probes; None: all
+    ("paper's preset", PAPER, None),
+    ("activation matching alone", ACTIVATIONS, None),
+    ("ours, no data", OURS, "default"),
+    ("ours, 1,000 inputs", OURS, "data"),
+    ("distilled, no data", DISTILLED, "default"),
+    ("distilled, 1,000 inputs", DISTILLED, "data"),
+)
+PROBED: tuple[Source, ...] = ("default", "data")
+
+
+def write_page(results: Runs, docs: Path) -> None:
+    """Write `oneshot.md`."""
+    (docs / "oneshot.md").write_text(page(results), encoding="utf-8")
+
+
+def page(results: Runs) -> str:
+    """Return the page as Markdown; the same results give the same page on one machine."""
+    where = ", ".join(f"{name} {value}" for name, value in machine().items())
+    parts = [INTRODUCTION, f"Run on: {where}.\n", COMMANDS, *_bars(results)]
+    for part, cases in PARTS.items():
+        parts += [f"## {TITLES[part]}\n", REMARKS[part]]
+        shown = [case for case in cases if outcomes(results, case, ALONE)]
+        parts += [_scores(results, shown), _details(results, shown)] if shown else []
+        missing = [case for case in cases if case not in shown]
+        parts += [f"Not run here: {'; '.join(missing)}.\n"] if missing else []
+    parts += [*_foresight(results), MISSED]
+    return "\n".join(part for part in parts if part)
+
+
+def _bars(results: Runs) -> Iterator[str]:
+    found = list(bars(results))
+    met = sum(result.is_met for result in found)
+    yield f"## Bars: {met} met, {len(found) - met} missed\n"
+    yield _table(("what", "mean over seeds", "bar", ""), map(_bar_row, found))
+    missing = not_run(results)
+    if missing:
+        yield f"Not run here: {'; '.join(missing)}.\n"
+
+
+def _bar_row(result: Result) -> tuple[str, str, str, str]:
+    return result.what, result.shown, result.verdict, result.note
+
+
+def _scores(results: Runs, cases: Sequence[str]) -> str:
+    """Return a table of what every method that was run reaches in every case."""
+    columns = [
+        (head, method, probes)
+        for head, method, probes in MATCHED
+        if any(outcomes(results, case, method, probes) for case in cases)
+    ]
+    rows = []
+    for case in cases:
+        alone = outcomes(results, case, ALONE)
+        each = "; ".join(_each(outcome, case) for outcome in alone)
+        found = [[o.scores[name] for o in alone] for name in COMPARED]
+        found += [
+            [o.scores["merge"] for o in outcomes(results, case, method, probes)]
+            for _, method, probes in columns
+        ]
+        rows.append((_named(case), each, *(_cell(values, case) for values in found)))
+    heads = (*COMPARED, *(head for head, _, _ in columns))
+    return _table(("case", "each client", *heads), rows)
+
+
+def _each(alone: Outcome, case: str) -> str:
+    """Return the score of every client."""
+    clients = (value for name, value in alone.scores.items() if name not in COMPARED)
+    return ", ".join(_cell([value], case) for value in clients)
+
+
+def _details(results: Runs, cases: Sequence[str]) -> str:
+    """Return a table of what was predicted and chosen, and what it took."""
+    rows = []
+    for case in cases:
+        for method in (OURS, DISTILLED):
+            for probes in PROBED:
+                found = outcomes(results, case, method, probes)
+                if found:
+                    rows.append((f"{case}, {method}", WITH[probes], *_told(found)))
+    heads = ("merge", "probes", "seeds", "predicted agreement", "best client's", "chosen")
+    return _table((*heads, "growth", "seconds"), rows) if rows else ""
+
+
+def _told(found: Sequence[Outcome]) -> Iterator[str]:
+    yield str(len(found))
+    yield _percent([o.predicted for o in found if o.predicted is not None])
+    yield _percent([o.best_client for o in found if o.best_client is not None])
+    yield "; ".join(dict.fromkeys(o.chosen for o in found))
+    yield f"{statistics.mean(o.growth for o in found):.2f}×"
+    yield f"{statistics.mean(o.seconds for o in found):.0f}"
+
+
+def _foresight(results: Runs) -> Iterator[str]:
+    """Yield how well agreement chose and ordered candidates, by the probes it was measured on."""
+    yield FORESIGHT
+    rows = []
+    for probes in PROBED:
+        found = foresight(
+            [
+                outcome
+                for merging, outcome in results.items()
+                if merging.probes == probes
+                and merging.method in METHODS
+                and measure_of(merging.case) == "accuracy"
+            ]
+        )
+        if found.merges:
+            lost = f"{statistics.mean(found.lost):.2f} (at most {max(found.lost):.2f})"
+            ordered = f"{found.ordered} of {found.pairs}"
+            best = f"{found.right} of {found.merges}"
+            rows.append((WITH[probes], best, lost, ordered))
+    heads = ("probes", "the best was chosen", "points lost to the best", "pairs in the right order")
+    yield _table(heads, rows)
+    yield FOREWARNED
+    yield _table(
+        ("probes", "told and true", "told but untrue", "not told but true", "neither"),
+        ((WITH[probes], *_warnings(results, probes)) for probes in PROBED),
+    )
+
+
+def _warnings(results: Runs, probes: Source) -> Iterator[str]:
+    found = forewarned(results, probes)
+    for told, is_true in ((True, True), (True, False), (False, True), (False, False)):
+        yield str(found[told, is_true])
+
+
+def _named(case: str) -> str:
+    return f"{case} (bits per character)" if measure_of(case) == "bits" else case
+
+
+def _percent(values: Sequence[float]) -> str:
+    return _spread(values, 1) + " %" if values else "–"
+
+
+def _cell(values: Sequence[float], case: str) -> str:
+    return _spread(values, 2 if measure_of(case) == "bits" else 1) if values else "–"
+
+
+def _spread(values: Sequence[float], decimals: int) -> str:
+    """Return the mean, with the least and the greatest where they differ."""
+    mean, least, most = (
+        f"{value:.{decimals}f}" for value in (statistics.mean(values), min(values), max(values))
+    )
+    return mean if least == most else f"{mean} ({least} to {most})"
+
+
+def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [heads, ["---"] * len(heads), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"

@@ -1,0 +1,206 @@
+"""What `benchmarks.oneshot` may run: every merge as a value, its clients, and the bars."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, TypeAlias
+
+from fedmerge.training import Preparation
+
+Measure: TypeAlias = Literal["accuracy", "bits"]  # in %; per character, the fewer the better
+Source: TypeAlias = Literal["none", "default", "data"]  # of probes: weights alone, or without data
+
+UNLABELLED = 1000  # inputs, where there are any
+HOMOGENEOUS = 1e6  # Dirichlet's parameter at which all clients have the same share of a class
+MODELS, PAPER_MODELS = "benchmarks.oneshot_models", "benchmarks.paper_models"
+CHARACTERS = 100  # of a sequence of the strangers' language models
+ALONE = "alone"  # nothing is matched: clients, their element-wise average and their ensemble
+
+
+@dataclass(frozen=True)
+class Family:
+    """Real checkpoints of one network, and the data that they were trained for."""
+
+    model: str
+    dataset: str
+    preparation: Preparation | None = None  # None: characters
+    arguments: Mapping[str, bool] = field(default_factory=dict)
+
+    @property
+    def measure(self) -> Measure:
+        """What they are compared by."""
+        return "accuracy" if self.preparation else "bits"
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        """The shape of two samples."""
+        if self.preparation is None:
+            return (2, CHARACTERS)
+        return (2, 3, 32, 32) if self.preparation.channels_last else (2, 1, 28, 28)
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How clients are trained that no file has."""
+
+    model: str
+    dataset: str
+    clients: int
+    samples: int  # of all clients together; characters of each role, of texts
+    dirichlet: float
+    start: str  # of the weights: he or torch
+    epochs: int
+    learning_rate: float
+    batch_size: int
+    clip_norm: float | None = None
+    hidden: int = 0  # of the LSTM
+
+
+@dataclass(frozen=True)
+class Merging:
+    """One merge, with all that its result depends on but the files."""
+
+    case: str  # a family, or a row of CASES
+    method: str  # alone, or a row of METHODS
+    probes: Source
+    seed: int  # of clients that are trained, and of probes
+    growth: float | None = None  # at most; None: the method has no limit
+    sha256: str = ""  # of the data, and of the checkpoints that nobody trains here
+
+
+GREY = Preparation((0.0,), (1.0,))
+COLOUR = replace(GREY, channels_last=True)
+
+FAMILIES: Mapping[str, Family] = {
+    "mlp_784_50_10": Family(f"{MODELS}:Perceptron", "mnist", GREY),
+    "mnist_cnn_bn": Family(f"{MODELS}:NormedCnn", "mnist", GREY),
+    "mnist_cnn_20_50_500": Family(
+        f"{PAPER_MODELS}:LeNet", "mnist", Preparation((0.1307,), (0.3081,))
+    ),
+    "cifar_net": Family(f"{MODELS}:CifarNet", "cifar10", replace(COLOUR, mean=(0.5,), std=(0.5,))),
+    "mnist_lstm_2x128": Family(f"{MODELS}:RowLSTM", "mnist", GREY),
+    "mnist_bilstm_2x128": Family(f"{MODELS}:RowLSTM", "mnist", GREY, {"bidirectional": True}),
+    "charrnn_gru_2x100": Family(f"{MODELS}:CharGRU", "shakespeare"),
+    "cifar_resnet8_bn": Family(f"{MODELS}:CifarResNet", "cifar10", COLOUR),
+}
+
+LENET = Recipe("lenet", "mnist", 4, 5000, 0.5, "he", 10, 0.01, 32)
+SPLITS: Mapping[str, float] = {"Dir(0.5)": 0.5, "homogeneous": HOMOGENEOUS}
+STARTS: Mapping[str, str] = {"He": "he", "PyTorch": "torch"}
+EACH = 1250  # images of a client, in the mean
+CLIENTS = (4, 2, 8)
+
+CASES: Mapping[str, Recipe] = {
+    **{
+        f"LeNet, {clients} clients, {split}, {start}": replace(
+            LENET,
+            clients=clients,
+            samples=EACH * clients,
+            dirichlet=SPLITS[split],
+            start=STARTS[start],
+        )
+        for clients in CLIENTS
+        for split in SPLITS
+        for start in STARTS
+    },
+    "character LSTM, 4 roles": Recipe(
+        "char_lstm", "shakespeare", 4, 25_000, 0.5, "torch", 15, 0.8, 10, 5.0, 256
+    ),
+    "VGG-9 half, 2 clients": Recipe("vgg9_half", "cifar10", 2, 16_000, 0.5, "he", 8, 0.01, 32),
+}
+LENET_BAR, LSTM, VGG = "LeNet, 4 clients, Dir(0.5), He", *list(CASES)[-2:]
+
+PARTS: Mapping[str, Sequence[str]] = {  # in the order in which they are run
+    "families": tuple(FAMILIES),
+    "lenet": (LENET_BAR,),
+    "lstm": (LSTM,),
+    "vgg": (VGG,),
+    "lenet-others": tuple(c for c in CASES if c.startswith("LeNet") and c != LENET_BAR),
+}
+GROWTHS: Mapping[str, float] = dict.fromkeys(PARTS, 1.5) | {"families": 2.0}
+
+PAPER, ACTIVATIONS, OURS, DISTILLED = "paper", "activations", "ours", "distilled"
+METHODS: Mapping[str, Mapping[str, Any]] = {  # name → what is asked for besides the growth
+    PAPER: {"preset": "paper"},
+    ACTIVATIONS: {"signature": "activations", "lead": "none", "merge_units": "mean"},
+    OURS: {},
+    DISTILLED: {"distill": True},
+}
+TRAINED_ON = (LENET_BAR, LSTM, VGG)  # cases that are also distilled
+
+
+@dataclass(frozen=True)
+class Bar:
+    """What a mean over seeds has to reach."""
+
+    case: str
+    probes: Source
+    value: float
+    method: str = OURS
+
+
+_BARS: Mapping[str, tuple[float | None, float | None]] = {  # with data, without any
+    "cifar_net": (56.0, 53.0),
+    "mnist_cnn_20_50_500": (98.5, 97.0),
+    "mnist_cnn_bn": (98.5, 97.0),
+    "mlp_784_50_10": (95.5, 94.0),
+    "mnist_lstm_2x128": (96.0, 90.0),
+    "mnist_bilstm_2x128": (96.0, 90.0),
+    "cifar_resnet8_bn": (74.0, 55.0),
+    "charrnn_gru_2x100": (None, 2.4),
+    LENET_BAR: (94.5, 90.0),
+    VGG: (55.0, 45.0),
+    LSTM: (None, 33.0),
+}
+_SOURCES: tuple[Source, Source] = ("data", "default")
+
+BARS: tuple[Bar, ...] = (
+    *(
+        Bar(case, probes, value)
+        for case, values in _BARS.items()
+        for probes, value in zip(_SOURCES, values, strict=True)
+        if value is not None
+    ),
+    Bar(VGG, "data", 55.0, DISTILLED),
+    Bar(VGG, "default", 45.0, DISTILLED),
+    Bar(LSTM, "default", 44.0, DISTILLED),
+)
+
+
+def measure_of(case: str) -> Measure:
+    """Return what models of a case are compared by."""
+    return FAMILIES[case].measure if case in FAMILIES else "accuracy"
+
+
+def mergings(
+    parts: Sequence[str] = (),
+    cases: Sequence[str] = (),
+    methods: Sequence[str] = (),
+    *,
+    seeds: Sequence[int] = (0, 1, 2),
+) -> Iterator[Merging]:
+    """Yield the merges of these parts, cases and methods, all of them if none are named.
+
+    Strangers' clients are the same with every seed, so what takes no probes is run once.
+    """
+    for part, members in PARTS.items():
+        chosen = [case for case in members if not cases or case in cases]
+        for case in chosen if not parts or part in parts else ():
+            for seed in seeds:
+                is_new = case in CASES or seed == seeds[0]
+                for merging in _of_seed(case, seed, GROWTHS[part], without_probes=is_new):
+                    if not methods or merging.method in methods:
+                        yield merging
+
+
+def _of_seed(case: str, seed: int, growth: float, *, without_probes: bool) -> Iterator[Merging]:
+    if without_probes:
+        yield Merging(case, ALONE, "none", seed)
+        yield Merging(case, PAPER, "none", seed)
+    sources: tuple[Source, ...] = ("default",) if case == LSTM else ("default", "data")
+    for probes in sources:
+        yield Merging(case, OURS, probes, seed, growth)
+    yield Merging(case, ACTIVATIONS, sources[-1], seed, growth)
+    for probes in sources if case in TRAINED_ON else ():
+        yield Merging(case, DISTILLED, probes, seed, growth)

@@ -1,0 +1,107 @@
+"""What the page of one-shot merges says besides its tables."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+INTRODUCTION = """\
+# One-shot merges
+
+How good is a merge without any retraining? Written by `benchmarks/oneshot.py`, which compares
+fedmerge's merges with what they are made of, and with simpler ways to merge:
+
+- **clients**, the **element-wise average** of their weights, and their **ensemble** (the mean of
+  their outputs, as large as all of them together);
+- the **paper's preset** (`--preset paper`): weights alone are matched, and the model may grow
+  without limit;
+- **activation matching alone** (`--signature activations --lead none --merge-units mean`): units
+  are matched by their responses to the 1,000 inputs, or to generated text, and averaged, at our
+  size;
+- **ours**: fedmerge's defaults, given `--model` and the largest growth. *No data* is what is made
+  from the clients alone: synthetic inputs and noise, or text that they generate. *1,000 inputs* are
+  `--probe-data` without labels, of training data;
+- **distilled**: the same with `--distill`.
+
+Accuracies are in % of test data, which no choice was made on: fedmerge sees the probes alone.
+Numbers are means over seeds with the least and the greatest in brackets; one number alone is of one
+seed, or the same for all. A seed stands for other probes of the same checkpoints, and for other
+clients where they are trained here. Merges are tested as users have them: written to a file, and
+loaded into the model's code. Seconds are of wall time on one thread, with other work beside it.
+"""
+
+COMMANDS = """\
+```sh
+.venv/bin/python -m benchmarks.oneshot --data DIR --checkpoints DIR --work clients --results r.json
+.venv/bin/python -m benchmarks.oneshot --data DIR --checkpoints DIR --results r.json \\
+    --cases mlp_784_50_10 cifar_net --methods ours --seeds 0 1 2 3 4    # a part of it
+.venv/bin/python -m benchmarks.oneshot page --results r.json --docs docs  # nothing is run
+```
+
+The folder of data has `mnist.npz`, `cifar10*.npz` (`x_train, y_train, x_test, y_test`, in bytes)
+and `tinyshakespeare.txt`, that of checkpoints files such as `cifar_net-1.pt`. Interrupted runs go
+on where they were. The results of this page are in `benchmarks/oneshot-results.json`.
+"""
+
+TITLES: Mapping[str, str] = {
+    "families": "Strangers' checkpoints",
+    "lenet": "LeNet on MNIST",
+    "lstm": "Character LSTM on Shakespeare",
+    "vgg": "VGG-9 of half width on CIFAR-10",
+    "lenet-others": "LeNet on MNIST: other clients, splits and initial weights",
+}
+
+REMARKS: Mapping[str, str] = {
+    "families": """\
+Two to four public checkpoints each, trained by people who did not know of each other; growth up to
+2. Tests are all 10,000 images of MNIST, 5,000 of CIFAR-10, and the last 60,000 characters of
+tinyshakespeare in sequences of 100, each from a state of zeros.
+""",
+    "lenet": """\
+1,250 images per client in the mean, every class by Dir(0.5), He's initial weights, every client
+alone for 10 epochs at a rate of 0.01; growth up to 1.5. The 1,000 inputs are images that no client
+has.
+""",
+    "lstm": """\
+The 4 roles that say most, as in [the paper's comparison](paper.md), each alone for 15 epochs;
+growth up to 1.5. Accuracy is that of the next character; probes are text that the clients generate.
+""",
+    "vgg": """\
+2 clients share 16,000 images by Dir(0.5), He's initial weights, each alone for 8 epochs at a rate
+of 0.01 without augmentation; growth up to 1.5.
+""",
+    "lenet-others": """\
+As above, for other numbers of clients, for clients with the same share of every class, and for
+PyTorch's own initial weights.
+""",
+}
+
+FORESIGHT = """\
+## How well agreement predicts a merge
+
+fedmerge chooses among ways to merge (the element-wise average; all clients equal or one leading;
+units averaged or fitted; distilled ones) by how often they decide as the ensemble does on probes
+that were held out. All of them were tested here, which fedmerge cannot do. Two candidates count as
+a pair where their accuracies differ by a point or more. Models whose outputs are compared in bits
+are left out.
+"""
+
+FOREWARNED = """\
+fedmerge warns where a merge agrees less with the ensemble than some client does. What it warns of
+is compared here with the truth: whether the merge is worse on test data than the best client, which
+nobody knows without labels. These are all merges of ours, without `--distill`.
+"""
+
+MISSED = """\
+## What is missed, and why
+
+- **LeNet with 1,000 inputs.** A merge is fitted to the ensemble, and in two of three seeds the
+  ensemble itself is below the bar: 1,250 images each by Dir(0.5) leave clients at 56 to 90 %. In
+  every seed the merge is within 1.5 points of the ensemble.
+- **LeNet without data.** Agreement is measured on inputs that are not images of digits. In the two
+  seeds below the bar, fedmerge chose equal clients, which agree more on these inputs; with one
+  client leading, the merge would have been 4 points better on images. The choice is what fails
+  there, not the merges.
+- **`cifar_net`.** The choice again, with 1,000 inputs and without: one client leading is more
+  accurate than equal clients in every seed, but agrees less with the ensemble in most. Chosen every
+  time, it would have met both bars.
+"""

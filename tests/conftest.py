@@ -1,11 +1,19 @@
 """Settings of every test."""
 
+import signal
+
 import pytest
 import torch
 from hypothesis import settings
 
 settings.register_profile("any machine", deadline=None)  # a busy one is no failure
 settings.load_profile("any machine")
+
+
+def pytest_configure() -> None:
+    """Let Ctrl-C through where a shell started the tests in the background, deaf to it."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -40,17 +40,18 @@ def match_options(given: Mapping[str, Any]) -> MatchOptions:
 
 def probe_options(given: Mapping[str, Any]) -> ProbeOptions:
     """Return what a command line says about probes."""
-    from fedmerge.workflow.evaluate import given_preparation  # files alone do without
-
-    data = given["probe_data"]
-    return ProbeOptions(
+    options = ProbeOptions(
         source=given["probe"],
-        data=None if data is None else Path(data),
         count=given["probe_count"],
         mean=_numbers("--probe-mean", given["probe_mean"]) or (0.0,),
         std=_numbers("--probe-std", given["probe_std"]) or (1.0,),
-        preparation=given_preparation(given["normalize"], given["channels_last"]),
     )
+    if given["probe_data"] is None:
+        return options
+    from fedmerge.workflow.evaluate import given_preparation  # files alone do without
+
+    preparation = given_preparation(given["normalize"], given["channels_last"])
+    return replace(options, data=Path(given["probe_data"]), preparation=preparation)
 
 
 def _numbers(name: str, text: str | None) -> tuple[float, ...]:

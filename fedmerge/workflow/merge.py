@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -21,9 +21,11 @@ from fedmerge.types.clients import Client, TensorInfo
 from fedmerge.types.layouts import axis_size
 from fedmerge.types.plans import Norm, Plan
 from fedmerge.units import Averaging, Placement, average_tensor, place_tensor
-from fedmerge.workflow.oneshot.quality import Quality
 from fedmerge.workflow.options import NO_LEAD, Dials, MatchOptions, options_to_json
 from fedmerge.workflow.record import FORMAT, GroupEntry, SourceEntry, source_entry
+
+if TYPE_CHECKING:
+    from fedmerge.workflow.oneshot.quality import Quality
 
 
 @dataclass(frozen=True)

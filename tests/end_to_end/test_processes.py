@@ -157,6 +157,35 @@ def test_help_and_version_load_no_heavy_library(arguments: list[str]) -> None:
     assert done.stderr.splitlines()[-1] == f"{code} []"
 
 
+_WATCHED = """
+import sys
+from fedmerge.cli.boundary import run
+code = run(sys.argv[1:])
+print(code, sorted(name for name in sys.modules if name.startswith("fedmerge.")), file=sys.stderr)
+"""
+
+
+def test_files_alone_are_merged_without_what_runs_models(tmp_path: Path) -> None:
+    files = [tmp_path / "a.pt", tmp_path / "b.pt"]
+    for seed, file in enumerate(files):
+        torch.manual_seed(seed)
+        net = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.ReLU(), torch.nn.Linear(3, 2))
+        torch.save(net.state_dict(), file)
+    done = subprocess.run(
+        [sys.executable, "-c", _WATCHED, "match", *map(str, files), "-o", str(tmp_path / "g.pt")],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=ROOT,
+        timeout=60,
+    )
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith("0 [")
+    assert "fedmerge.matching.search" in last
+    for part in ("fedmerge.probing", "fedmerge.training", "fedmerge.graph.model"):
+        assert part not in last
+
+
 @pytest.mark.skipif(sys.platform == "win32", reason="no times of children there")
 def test_help_answers_at_once() -> None:
     """0.3 s are promised: processor time, for this machine may be busy with other tests."""

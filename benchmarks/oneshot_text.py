@@ -27,6 +27,10 @@ Numbers are means over seeds with the least and the greatest in brackets; one nu
 seed, or the same for all. A seed stands for other probes of the same checkpoints, and for other
 clients where they are trained here. Merges are tested as users have them: written to a file, and
 loaded into the model's code. Seconds are of wall time on one thread, with other work beside it.
+
+The runs were made while fedmerge was being written: most before two repairs, which concern
+recurrent nets (their layers may have been fitted to some wrong rows) and batch norms whose input
+others read too. A run of all on one state of the code is still to be made; most rows have one seed.
 """
 
 COMMANDS = """\

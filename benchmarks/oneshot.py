@@ -8,12 +8,12 @@ nothing is run.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import tempfile
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from itertools import starmap
 from pathlib import Path
 
 import torch
@@ -32,6 +32,7 @@ from benchmarks.oneshot_suites import (
     Merging,
     mergings,
 )
+from benchmarks.results import read_runs, write_runs
 
 Results = dict[Merging, Outcome]
 RESULTS = Path("oneshot-results.json")  # in the current folder: those of the page stay as they are
@@ -53,23 +54,13 @@ def main(words: Sequence[str] | None = None) -> None:
             asked = replace(merging, sha256=folders.digest(merging.case))
             if asked not in results:
                 results[asked] = carry_out(asked, folders)
-                write_results(arguments.results, results)
+                write_runs(arguments.results, starmap(to_json, results.items()))
             print(_line(asked, results[asked]), file=sys.stderr, flush=True)
 
 
 def read_results(path: Path) -> Results:
-    """Return the runs of a results file, none if there is no file."""
-    if not path.exists():
-        return {}
-    return dict(map(from_json, json.loads(path.read_text(encoding="utf-8"))))
-
-
-def write_results(path: Path, results: Results) -> None:
-    """Replace a results file; one that is interrupted leaves the old one."""
-    value = [to_json(merging, outcome) for merging, outcome in results.items()]
-    fresh = path.with_name(path.name + ".tmp")
-    fresh.write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")
-    fresh.replace(path)
+    """Return the runs of a results file."""
+    return dict(map(from_json, read_runs(path)))
 
 
 def _arguments(words: Sequence[str] | None) -> argparse.Namespace:

@@ -10,6 +10,7 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
+from itertools import starmap
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from benchmarks.paper_data import ON
 from benchmarks.paper_page import write_page
 from benchmarks.paper_runs import Outcome, carry_out, from_json, to_json
 from benchmarks.paper_suites import METHODS, SUITES, Experiment, digest, experiments
+from benchmarks.results import read_runs, write_runs
 
 Results = dict[Experiment, Outcome]
 RESULTS = Path("paper-results.json")  # in the current folder: those of the page stay as they are
@@ -47,23 +49,13 @@ def main(words: Sequence[str] | None = None) -> None:
     for experiment in asked:
         if experiment not in results:
             results[experiment] = carry_out(experiment, source)
-            write_results(arguments.results, results)
+            write_runs(arguments.results, starmap(to_json, results.items()))
         print(_line(experiment, results[experiment]), file=sys.stderr, flush=True)
 
 
 def read_results(path: Path) -> Results:
-    """Return the runs of a results file, none if there is no file."""
-    if not path.exists():
-        return {}
-    return dict(map(from_json, json.loads(path.read_text(encoding="utf-8"))))
-
-
-def write_results(path: Path, results: Results) -> None:
-    """Replace a results file; one that is interrupted leaves the old one."""
-    value = [to_json(experiment, outcome) for experiment, outcome in results.items()]
-    fresh = path.with_name(path.name + ".tmp")
-    fresh.write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")
-    fresh.replace(path)
+    """Return the runs of a results file."""
+    return dict(map(from_json, read_runs(path)))
 
 
 def _arguments(words: Sequence[str] | None) -> argparse.Namespace:

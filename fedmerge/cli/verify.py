@@ -38,7 +38,8 @@ def run(given: Mapping[str, Any], terminal: Terminal) -> int:
         f"{merged.name}: {found.tensors} tensors and all assignments agree with the record"
     )
     if found.recomputed:
-        terminal.line(f"recomputed from its {found.recomputed} clients: equal")
+        if found.fitted < found.tensors:
+            terminal.line(f"recomputed from its {found.recomputed} clients: equal")
         if found.fitted:
             terminal.line(
                 f"not recomputed: {found.fitted} tensors that were fitted on probes; to check "

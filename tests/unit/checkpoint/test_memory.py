@@ -11,8 +11,8 @@ from tests.unit.checkpoint.samples import save_safetensors, save_sharded, save_z
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="no /proc elsewhere")
 
-_TENSORS = 24  # of 4 MB each
-_MOST = 24  # MB, a quarter of all; one tensor and what allocators keep
+_TENSORS = 64  # of 4 MB each
+_MOST = 64  # MB, a quarter of all: far above one tensor and what allocators keep, which varies
 
 _PEAK = """
 import re, sys

@@ -25,10 +25,11 @@ from benchmarks.oneshot_page import write_page
 from benchmarks.oneshot_runs import Outcome, carry_out, from_json, to_json
 from benchmarks.oneshot_suites import (
     ALONE,
-    CASES,
+    CHOICES,
     FAMILIES,
     METHODS,
     PARTS,
+    RECIPES,
     Merging,
     mergings,
 )
@@ -70,8 +71,8 @@ def _arguments(words: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--checkpoints", type=Path, help="folder of the real checkpoints")
     parser.add_argument("--work", type=Path, help="folder that trained clients are kept in")
     parser.add_argument("--parts", nargs="+", default=[], choices=list(PARTS))
-    parser.add_argument("--cases", nargs="+", default=[], choices=[*FAMILIES, *CASES])
-    parser.add_argument("--methods", nargs="+", default=[], choices=[ALONE, *METHODS])
+    parser.add_argument("--cases", nargs="+", default=[], choices=[*FAMILIES, *RECIPES])
+    parser.add_argument("--methods", nargs="+", default=[], choices=[ALONE, *METHODS, *CHOICES])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--docs", type=Path, help="folder that the page is written to")
     parser.add_argument(

@@ -13,6 +13,7 @@ from benchmarks.oneshot_runs import Considered, Outcome
 from benchmarks.oneshot_suites import (
     ALONE,
     BARS,
+    DEVELOPMENT,
     OURS,
     Bar,
     Measure,
@@ -99,18 +100,20 @@ def foresight(found: Sequence[Outcome]) -> Foresight:
 
 
 def forewarned(runs: Runs, probes: Source) -> Counter[tuple[bool, bool]]:
-    """Count merges by whether they were predicted to be, and whether they are, below a client.
+    """Count merges by whether fedmerge warned that they be, and whether they are, below a client.
 
-    Predictions compare agreements with the client that agrees most, truth the best test scores.
+    Truth is the best client's test score.
     """
     return Counter(
-        (outcome.predicted < outcome.best_client, _is_below(runs, merging, outcome))
+        (any(map(_doubts, outcome.warnings)), _is_below(runs, merging, outcome))
         for merging, outcome in runs.items()
-        if merging.probes == probes
-        and merging.method == OURS
-        and outcome.predicted is not None
-        and outcome.best_client is not None
+        if merging.probes == probes and merging.method == OURS and merging.case not in DEVELOPMENT
     )
+
+
+def _doubts(warning: str) -> bool:
+    """Return whether a warning says that a merge is, or may be, worse than a client."""
+    return warning.startswith("the merge ") and "worse than" in warning
 
 
 def _is_below(runs: Runs, merging: Merging, outcome: Outcome) -> bool:

@@ -15,10 +15,10 @@ from torch import Tensor
 
 import fedmerge
 from benchmarks.oneshot_suites import (
-    CASES,
     CHARACTERS,
     FAMILIES,
     PAPER_MODELS,
+    RECIPES,
     UNLABELLED,
     Family,
     Measure,
@@ -59,8 +59,8 @@ class Folders:
 
     def digest(self, case: str) -> str:
         """Return the SHA-256 of all files that a case's results depend on."""
-        made = case in CASES
-        dataset = CASES[case].dataset if made else FAMILIES[case].dataset
+        made = case in RECIPES
+        dataset = (RECIPES if made else FAMILIES)[case].dataset
         files = [self.source(dataset), *([] if made else self.strangers(case))]
         return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
 
@@ -81,7 +81,7 @@ def setting(case: str, seed: int, folders: Folders) -> Setting:
     """Return what a case is made of, written to the working folder if it isn't there."""
     if case in FAMILIES:
         return _of_strangers(case, seed, folders)
-    return _of_trained(CASES[case], seed, folders)
+    return _of_trained(RECIPES[case], seed, folders)
 
 
 def _of_strangers(case: str, seed: int, folders: Folders) -> Setting:
@@ -139,17 +139,20 @@ def _of_trained(recipe: Recipe, seed: int, folders: Folders) -> Setting:
     """Train the clients of a recipe, each alone, unless that was done before."""
     folder = folders.work / hashlib.sha256(f"{recipe} {seed}".encode()).hexdigest()[:16]
     source = folders.source(recipe.dataset)
-    scene = _scene(source, folder / "test", _split(recipe, seed, "test"))
-    with np.load(scene.evaluation) as test:
-        x, y = test["x"], test["y"].astype(np.int64)
-    code = _paper_code(recipe, scene, x)
+    scene = _scene(source, folder / recipe.on, _split(recipe, seed, recipe.on))
+    with np.load(scene.evaluation) as held_out:
+        x, y = held_out["x"], held_out["y"].astype(np.int64)
+    if recipe.on == "validation" and not recipe.is_language_model:
+        rows = _unlabelled_rows(len(x), seed)
+        x, y = np.delete(x, rows, axis=0), np.delete(y, rows)
+    code = _recipe_code(recipe, scene, x)
     return Setting(
         files=tuple(_trained(n, p, recipe, code, seed) for n, p in scene.clients.items()),
         code=code,
         x=torch.from_numpy(x),
         y=torch.from_numpy(y),
         measure="accuracy",
-        unlabelled=None if recipe.hidden else _unseen(source, folder, recipe, seed),
+        unlabelled=None if recipe.is_language_model else _unseen(source, folder, recipe, seed),
     )
 
 
@@ -158,8 +161,11 @@ def _unseen(source: Path, folder: Path, recipe: Recipe, seed: int) -> Path:
     others = _scene(source, folder / "validation", _split(recipe, seed, "validation")).evaluation
     with np.load(others) as data:
         images = data["x"]
-    rows = np.random.default_rng(seed).permutation(len(images))[:UNLABELLED]
-    return _kept(folder / "unlabelled.npz", images[rows])
+    return _kept(folder / "unlabelled.npz", images[_unlabelled_rows(len(images), seed)])
+
+
+def _unlabelled_rows(count: int, seed: int) -> IntArray:
+    return np.random.default_rng(seed).permutation(count)[:UNLABELLED]
 
 
 def _split(recipe: Recipe, seed: int, on: str) -> Split:
@@ -175,15 +181,17 @@ def _scene(source: Path, folder: Path, split: Split) -> Scene:
     return write_scene(source, folder, split)
 
 
-def _paper_code(recipe: Recipe, scene: Scene, x: Array) -> fedmerge.ModelCode:
-    arguments: dict[str, Any] = {"start": recipe.start}
-    if recipe.hidden:
+def _recipe_code(recipe: Recipe, scene: Scene, x: Array) -> fedmerge.ModelCode:
+    arguments: dict[str, Any] = {}
+    if recipe.factory.startswith(PAPER_MODELS):
+        arguments["start"] = recipe.start
+    if recipe.is_language_model:
         arguments |= {"tokens": scene.tokens, "hidden": recipe.hidden}
     return fedmerge.ModelCode(
-        f"{PAPER_MODELS}:{recipe.model}",
+        recipe.factory,
         arguments,
         input_shapes=((2, *x.shape[1:]),),
-        input_dtypes=("long",) if recipe.hidden else (),
+        input_dtypes=("long",) if recipe.is_language_model else (),
     )
 
 

@@ -12,11 +12,15 @@ from benchmarks.oneshot_runs import Outcome
 from benchmarks.oneshot_suites import (
     ACTIVATIONS,
     ALONE,
+    CHOICES,
+    DEVELOPMENT,
     DISTILLED,
+    FILES,
     METHODS,
     OURS,
     PAPER,
     PARTS,
+    UNREFINED,
     Source,
     measure_of,
 )
@@ -34,6 +38,8 @@ from benchmarks.report import machine
 COMPARED = ("mean client", "best client", "element-wise average", "ensemble")
 MATCHED: Sequence[tuple[str, str, Source | None]] = (  # head, method, probes; None: all
     ("paper's preset", PAPER, None),
+    ("files alone, --refine 0", UNREFINED, None),
+    ("files alone", FILES, None),
     ("activation matching alone", ACTIVATIONS, None),
     ("ours, no data", OURS, "default"),
     ("ours, 1,000 inputs", OURS, "data"),
@@ -55,7 +61,8 @@ def page(results: Runs) -> str:
     for part, cases in PARTS.items():
         parts += [f"## {TITLES[part]}\n", REMARKS[part]]
         shown = [case for case in cases if outcomes(results, case, ALONE)]
-        parts += [_scores(results, shown), _details(results, shown)] if shown else []
+        tables = (_choices,) if part == "choices" else (_scores, _details)
+        parts += [table(results, shown) for table in tables] if shown else []
         missing = [case for case in cases if case not in shown]
         parts += [f"Not run here: {'; '.join(missing)}.\n"] if missing else []
     parts += [*_foresight(results), MISSED]
@@ -97,6 +104,26 @@ def _scores(results: Runs, cases: Sequence[str]) -> str:
     return _table(("case", "each client", *heads), rows)
 
 
+def _choices(results: Runs, cases: Sequence[str]) -> str:
+    """Return a table of what every choice gives in every case."""
+    names = {UNREFINED: "files alone, --refine 0", FILES: "files alone", OURS: "the defaults"}
+    compared = ("mean client", "best client", "ensemble")
+    rows = [
+        (name, [[o.scores[name] for o in outcomes(results, case, ALONE)] for case in cases])
+        for name in compared
+    ]
+    rows += [
+        (
+            names.get(method, method),
+            [[o.scores["merge"] for o in outcomes(results, case, method)] for case in cases],
+        )
+        for method in (UNREFINED, FILES, OURS, *CHOICES)
+    ]
+    shown = ((f"`{n}`" if n[0] == "-" else n, *(_spread(v, 1) if v else "–" for v in each))
+             for n, each in rows)  # fmt: skip
+    return _table(("", *cases), shown)
+
+
 def _each(alone: Outcome, case: str) -> str:
     """Return the score of every client."""
     clients = (value for name, value in alone.scores.items() if name not in COMPARED)
@@ -136,6 +163,7 @@ def _foresight(results: Runs) -> Iterator[str]:
                 for merging, outcome in results.items()
                 if merging.probes == probes
                 and merging.method in METHODS
+                and merging.case not in DEVELOPMENT
                 and measure_of(merging.case) == "accuracy"
             ]
         )

@@ -19,7 +19,7 @@ from torch.nn import functional
 
 import fedmerge
 from benchmarks.oneshot_clients import Folders, Setting, setting
-from benchmarks.oneshot_suites import ALONE, METHODS, Measure, Merging, Source
+from benchmarks.oneshot_suites import ALONE, Measure, Merging, Source, options_of
 from fedmerge.workflow.oneshot.agreement import Agreement
 from fedmerge.workflow.oneshot.options import ProbeOptions
 from fedmerge.workflow.oneshot.scene import Candidate, Scene
@@ -76,7 +76,7 @@ def _alone(found: Setting) -> Outcome:
 
 
 def _merged(merging: Merging, found: Setting) -> Outcome:
-    asked: dict[str, Any] = {**METHODS[merging.method], "seed": merging.seed}
+    asked: dict[str, Any] = {**options_of(merging.method), "seed": merging.seed}
     if merging.growth is not None:
         asked["max_growth"] = merging.growth
     began = time.perf_counter()

@@ -55,6 +55,17 @@ class Recipe:
     batch_size: int
     clip_norm: float | None = None
     hidden: int = 0  # of the LSTM
+    on: str = "test"  # or validation: training data that no client has
+
+    @property
+    def factory(self) -> str:
+        """Where the network's code is: the paper's networks have names alone."""
+        return self.model if ":" in self.model else f"{PAPER_MODELS}:{self.model}"
+
+    @property
+    def is_language_model(self) -> bool:
+        """Whether clients are trained on texts."""
+        return bool(self.hidden)
 
 
 @dataclass(frozen=True)
@@ -85,11 +96,12 @@ FAMILIES: Mapping[str, Family] = {
     "cifar_resnet8_bn": Family(f"{MODELS}:CifarResNet", "cifar10", COLOUR),
 }
 
-LENET = Recipe("lenet", "mnist", 4, 5000, 0.5, "he", 10, 0.01, 32)
+LENET = Recipe("lenet", "mnist", 4, 10_000, 0.5, "he", 10, 0.01, 32)
 SPLITS: Mapping[str, float] = {"Dir(0.5)": 0.5, "homogeneous": HOMOGENEOUS}
 STARTS: Mapping[str, str] = {"He": "he", "PyTorch": "torch"}
-EACH = 1250  # images of a client, in the mean
+EACH = 2500  # images of a client, in the mean: clients are about as good as those of the bars
 CLIENTS = (4, 2, 8)
+DEVELOPMENT_SEEDS = 10  # from here on: their clients are none of those that are tested
 
 CASES: Mapping[str, Recipe] = {
     **{
@@ -104,6 +116,7 @@ CASES: Mapping[str, Recipe] = {
         for split in SPLITS
         for start in STARTS
     },
+    "LeNet, 4 clients, Dir(0.5), He, half the images": replace(LENET, samples=5000),
     "character LSTM, 4 roles": Recipe(
         "char_lstm", "shakespeare", 4, 25_000, 0.5, "torch", 15, 0.8, 10, 5.0, 256
     ),
@@ -111,21 +124,71 @@ CASES: Mapping[str, Recipe] = {
 }
 LENET_BAR, LSTM, VGG = "LeNet, 4 clients, Dir(0.5), He", *list(CASES)[-2:]
 
+DEVELOPMENT: Mapping[str, Recipe] = {  # defaults were chosen by these, on training data
+    name: replace(recipe, on="validation")
+    for name, recipe in {
+        "CIFAR net": Recipe(
+            f"{MODELS}:CifarNet", "cifar10", 3, 9000, HOMOGENEOUS, "torch", 15, 0.01, 32
+        ),
+        "CNN with batch norm": Recipe(
+            f"{MODELS}:NormedCnn", "mnist", 3, 6000, 0.5, "torch", 4, 0.02, 32
+        ),
+        "character LSTM": Recipe(
+            "char_lstm", "shakespeare", 3, 25_000, 0.5, "torch", 15, 0.8, 10, 5.0, 96
+        ),
+    }.items()
+}
+RECIPES: Mapping[str, Recipe] = {**CASES, **DEVELOPMENT}
+
 PARTS: Mapping[str, Sequence[str]] = {  # in the order in which they are run
     "families": tuple(FAMILIES),
     "lenet": (LENET_BAR,),
     "lstm": (LSTM,),
     "vgg": (VGG,),
     "lenet-others": tuple(c for c in CASES if c.startswith("LeNet") and c != LENET_BAR),
+    "choices": tuple(DEVELOPMENT),
 }
 GROWTHS: Mapping[str, float] = dict.fromkeys(PARTS, 1.5) | {"families": 2.0}
 
-PAPER, ACTIVATIONS, OURS, DISTILLED = "paper", "activations", "ours", "distilled"
+PAPER, FILES, ACTIVATIONS, OURS, DISTILLED = "paper", "files", "activations", "ours", "distilled"
+UNREFINED = "files, --refine 0"
 METHODS: Mapping[str, Mapping[str, Any]] = {  # name → what is asked for besides the growth
     PAPER: {"preset": "paper"},
+    UNREFINED: {"refine": 0},
+    FILES: {},
     ACTIVATIONS: {"signature": "activations", "lead": "none", "merge_units": "mean"},
     OURS: {},
     DISTILLED: {"distill": True},
+}
+CHOICES: Mapping[str, Mapping[str, Any]] = {  # other choices than the defaults, one by one
+    "--signature weights": {"signature": "weights"},
+    "--signature activations": {"signature": "activations"},
+    "--match-threshold 0.7": {"match_threshold": 0.7},
+    "--match-threshold 0.99": {"match_threshold": 0.99},
+    "--no-symmetries": {"symmetries": False},
+    "--lead none": {"lead": "none"},
+    "--lead none --merge-units fit": {"lead": "none", "merge_units": "fit"},
+    "--lead none --merge-units mean": {"lead": "none", "merge_units": "mean"},
+    "--lead none --merge-units mean --no-symmetries": {
+        "lead": "none",
+        "merge_units": "mean",
+        "symmetries": False,
+    },
+    "--lead none --merge-units mean --correct norm": {
+        "lead": "none",
+        "merge_units": "mean",
+        "correct": "norm",
+    },
+    "--lead none --merge-units mean --correct moments": {
+        "lead": "none",
+        "merge_units": "mean",
+        "correct": "moments",
+    },
+    "--lead none --merge-units mean --batch-norm reestimate": {
+        "lead": "none",
+        "merge_units": "mean",
+        "batch_norm": "reestimate",
+    },
 }
 TRAINED_ON = (LENET_BAR, LSTM, VGG)  # cases that are also distilled
 
@@ -173,6 +236,11 @@ def measure_of(case: str) -> Measure:
     return FAMILIES[case].measure if case in FAMILIES else "accuracy"
 
 
+def options_of(method: str) -> Mapping[str, Any]:
+    """Return what a method asks for besides the growth."""
+    return METHODS[method] if method in METHODS else CHOICES[method]
+
+
 def mergings(
     parts: Sequence[str] = (),
     cases: Sequence[str] = (),
@@ -188,16 +256,33 @@ def mergings(
         chosen = [case for case in members if not cases or case in cases]
         for case in chosen if not parts or part in parts else ():
             for seed in seeds:
-                is_new = case in CASES or seed == seeds[0]
-                for merging in _of_seed(case, seed, GROWTHS[part], without_probes=is_new):
+                is_new = case in RECIPES or seed == seeds[0]
+                found = (
+                    _choices(case, seed + DEVELOPMENT_SEEDS, GROWTHS[part])
+                    if case in DEVELOPMENT
+                    else _of_seed(case, seed, GROWTHS[part], without_probes=is_new)
+                )
+                for merging in found:
                     if not methods or merging.method in methods:
                         yield merging
+
+
+def _choices(case: str, seed: int, growth: float) -> Iterator[Merging]:
+    """Yield the defaults and all other choices, on real inputs or generated texts."""
+    yield Merging(case, ALONE, "none", seed)
+    for method in (UNREFINED, FILES):
+        yield Merging(case, method, "none", seed, growth)
+    probes: Source = "default" if DEVELOPMENT[case].is_language_model else "data"
+    for method in (OURS, *CHOICES):
+        yield Merging(case, method, probes, seed, growth)
 
 
 def _of_seed(case: str, seed: int, growth: float, *, without_probes: bool) -> Iterator[Merging]:
     if without_probes:
         yield Merging(case, ALONE, "none", seed)
         yield Merging(case, PAPER, "none", seed)
+        yield Merging(case, UNREFINED, "none", seed, growth)
+        yield Merging(case, FILES, "none", seed, growth)
     sources: tuple[Source, ...] = ("default",) if case == LSTM else ("default", "data")
     for probes in sources:
         yield Merging(case, OURS, probes, seed, growth)

@@ -35,6 +35,9 @@ if TYPE_CHECKING:
     from fedmerge.workflow.partition import Partition as Partition
     from fedmerge.workflow.partition import PartitionOptions as PartitionOptions
     from fedmerge.workflow.partition import partition as partition
+    from fedmerge.workflow.reporting.images import ImageOptions as ImageOptions
+    from fedmerge.workflow.reporting.report import ReportFile as ReportFile
+    from fedmerge.workflow.reporting.report import write_report as write_report
     from fedmerge.workflow.retrain.options import Preparation as Preparation
     from fedmerge.workflow.retrain.options import RetrainOptions as RetrainOptions
     from fedmerge.workflow.retrain.options import TrainSettings as TrainSettings
@@ -52,6 +55,7 @@ _HOMES = {
     "EvaluationOptions": "workflow.evaluate",
     "FedmergeError": "errors",
     "Frontier": "workflow.oneshot.frontier",
+    "ImageOptions": "workflow.reporting.images",
     "MatchOptions": "workflow.options",
     "MatchingError": "errors",
     "Merge": "workflow.merge",
@@ -61,6 +65,7 @@ _HOMES = {
     "Plan": "types.plans",
     "Preparation": "workflow.retrain.options",
     "ReadOptions": "checkpoint",
+    "ReportFile": "workflow.reporting.report",
     "RetrainOptions": "workflow.retrain.options",
     "Retrained": "workflow.retrain.result",
     "RetryPolicy": "workflow.retrain.running",
@@ -81,6 +86,7 @@ _HOMES = {
     "plan": "workflow.match",
     "retrain": "workflow.retrain.retrain",
     "verify": "workflow.verify",
+    "write_report": "workflow.reporting.report",
 }
 
 __all__ = ["__version__", *sorted(_HOMES)]

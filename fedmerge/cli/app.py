@@ -12,6 +12,7 @@ from fedmerge import __version__
 from fedmerge.cli import data_options as data_opt
 from fedmerge.cli import options as opt
 from fedmerge.cli import probe_options as probe_opt
+from fedmerge.cli import report_options as report_opt
 from fedmerge.cli import training_options as train
 from fedmerge.cli.signals import at_work
 from fedmerge.cli.terminal import Terminal
@@ -50,6 +51,7 @@ def match(
     force: opt.Force = False,
     shard_size: opt.ShardSize = None,
     dtype: opt.Dtype = None,
+    report: report_opt.AlsoReport = None,
     dry_run: opt.DryRun = False,
     method: opt.Method = None,
     preset: opt.Preset = None,
@@ -82,7 +84,10 @@ def match(
     channels_last: probe_opt.ProbeChannelsLast = False,
     signature: probe_opt.Signature = None,
     merge_units: probe_opt.MergeUnits = None,
+    correct: probe_opt.Correct = None,
+    batch_norm: probe_opt.BatchNorm = None,
     lead: probe_opt.Lead = None,
+    symmetries: probe_opt.Symmetries = True,
     drop_outliers: probe_opt.DropOutliers = False,
     distill: probe_opt.Distill = False,
     distill_steps: probe_opt.DistillSteps = None,
@@ -120,6 +125,7 @@ def retrain(
     force: opt.Force = False,
     shard_size: opt.ShardSize = None,
     dtype: opt.Dtype = None,
+    report: report_opt.AlsoReport = None,
     dry_run: train.RetrainDryRun = False,
     data: train.EvaluationData = None,
     task: train.Task = None,
@@ -258,7 +264,10 @@ def compare(
     probe_std: probe_opt.ProbeStd = None,
     signature: probe_opt.Signature = None,
     merge_units: probe_opt.MergeUnits = None,
+    correct: probe_opt.Correct = None,
+    batch_norm: probe_opt.BatchNorm = None,
     lead: probe_opt.Lead = None,
+    symmetries: probe_opt.Symmetries = True,
     match_by_order: opt.MatchByOrder = False,
     key: opt.Key = None,
     weights: opt.Weights = None,
@@ -309,6 +318,7 @@ def partition(
 def plan(
     clients: opt.Clients,
     output: opt.OptionalOutput = None,
+    graph: report_opt.Graph = None,
     force: opt.Force = False,
     keep: opt.Keep = None,
     plan: opt.PlanFile = None,
@@ -375,6 +385,41 @@ def verify(
 
     with at_work():
         raise typer.Exit(command.run(given, Terminal(json, quiet, verbose)))
+
+
+@app.command()
+def report(
+    merged: opt.Merged,
+    clients: opt.OptionalClients = None,
+    output: report_opt.ReportOutput = Path("report.html"),
+    force: opt.Force = False,
+    data: report_opt.ReportData = None,
+    task: train.Task = None,
+    normalize: train.Normalize = None,
+    channels_last: train.ChannelsLast = False,
+    batch_size: data_opt.EvaluationBatch = None,
+    image: report_opt.Image = None,
+    image_index: report_opt.ImageIndex = None,
+    image_group: report_opt.ImageGroup = None,
+    baseline: report_opt.Baseline = None,
+    model: opt.Model = None,
+    model_arg: opt.ModelArg = None,
+    input_shape: opt.InputShape = None,
+    input_dtype: opt.InputDtype = None,
+    state: opt.State = None,
+    device: opt.Device = "auto",
+    threads: opt.Threads = None,
+    json: opt.Json = False,
+    quiet: opt.Quiet = False,
+    verbose: opt.Verbose = False,
+) -> None:
+    """Write a page about a merged file: what it is of, how good, and what matched what."""
+    given = locals()
+    _use_threads(threads)
+    from fedmerge.cli import report as command
+
+    with at_work():
+        command.run(given, Terminal(json, quiet, verbose))
 
 
 @app.command()

@@ -14,7 +14,9 @@ def run(folder: Path, terminal: Terminal) -> None:
     terminal.note("training 4 clients on skewed parts of scikit-learn's digits …")
     with terminal.progress() as progress:
         demo = run_demo(folder, progress=progress)
-    terminal.result({"commands": list(demo.commands), "rows": [vars(row) for row in demo.rows]})
+    rows_found = [vars(row) for row in demo.rows]
+    found = {"commands": list(demo.commands), "rows": rows_found, "report": str(demo.report)}
+    terminal.result(found)
     for command in demo.commands:
         terminal.line(f"$ {command}")
     rows = [
@@ -24,3 +26,4 @@ def run(folder: Path, terminal: Terminal) -> None:
     terminal.table("digits", ["model", "accuracy", "parameters", "growth"], rows)
     terminal.line(f"the files are in {folder}; look into one with:")
     terminal.line(f"fedmerge inspect {folder / 'matched.pt'}")
+    terminal.line(f"a page about the merge, for a browser: {demo.report}")

@@ -18,6 +18,7 @@ from fedmerge.cli.arguments import (
     probe_options,
 )
 from fedmerge.cli.frontier import is_asked_for, show_frontier
+from fedmerge.cli.report import also_report, check_also, say_report
 from fedmerge.cli.terminal import Terminal
 from fedmerge.errors import UsageError
 from fedmerge.types.progress import Progress
@@ -47,6 +48,7 @@ def run(given: Mapping[str, Any], terminal: Terminal) -> None:
     if not given["dry_run"]:
         sharded = shard_size is not None
         check_output(output, inputs=paths, force=given["force"], sharded=sharded)
+        check_also(given, paths)
     note_merged(given["clients"], terminal)
     clients = open_clients(paths, options.reading)
     prepared = prepare(clients, options, plan=plan, model=model_code(given))
@@ -58,14 +60,17 @@ def run(given: Mapping[str, Any], terminal: Terminal) -> None:
         decide = _surveyed if wants_frontier else _merged
         merge, found = decide(prepared, options, probes, device=device, progress=progress)
         output = merge.write(output, force=given["force"], shard_size=shard_size)
+        page = also_report(given, output)
     for warning in merge.warnings[len(prepared.warnings) :]:
         terminal.warn(warning)
     seconds = round(time.perf_counter() - started, 3)
     sizes_tried = {} if found is None else {"frontier": found.to_json()}
-    terminal.result({**merge.summary(), **sizes_tried, "output": str(output), "seconds": seconds})
+    found_all = {**merge.summary(), **sizes_tried, "output": str(output), **page}
+    terminal.result({**found_all, "seconds": seconds})
     if found is not None:
         show_frontier(found, given["frontier_plot"], terminal)
     _show_merge(merge, output, paths, terminal)
+    say_report(page, terminal)
 
 
 def _say_notes(prepared: Prepared, terminal: Terminal) -> None:

@@ -15,6 +15,7 @@ from fedmerge.types.layouts import Concat, Layout, Pinned, Product
 from fedmerge.types.plans import Plan
 from fedmerge.workflow.clients import open_clients
 from fedmerge.workflow.prepared import Prepared, prepare
+from fedmerge.workflow.reporting.graph import check_graph, draw_graph
 
 PINNING_OPS: Mapping[str, str] = {  # where a reason is no op's name
     "pixels": "convolution or pooling",
@@ -32,6 +33,9 @@ def run(given: Mapping[str, Any], terminal: Terminal) -> None:
     paths = expand_paths(given["clients"])
     if output is not None:
         check_targets([output], inputs=paths, force=given["force"])
+    graph: Path | None = given["graph"]
+    if graph is not None:
+        check_graph(graph, inputs=paths, force=given["force"])
     options = match_options(given)
     clients = open_clients(paths, options.reading)
     plan = given_plan(given)
@@ -39,6 +43,8 @@ def run(given: Mapping[str, Any], terminal: Terminal) -> None:
     value = plan_to_json(prepared.plan)
     if output is not None:
         write_text(output, readable(value))
+    if graph is not None:
+        draw_graph(prepared, graph)
     for note in prepared.plan.notes:
         terminal.note(f"note: {note}")
     for warning in prepared.warnings:
@@ -47,6 +53,8 @@ def run(given: Mapping[str, Any], terminal: Terminal) -> None:
     _show(prepared, terminal)
     if output is not None:
         terminal.line(f"wrote {output}; use it with: fedmerge match … --plan {output}")
+    if graph is not None:
+        terminal.line(f"drew {graph}")
 
 
 def _show(prepared: Prepared, terminal: Terminal) -> None:

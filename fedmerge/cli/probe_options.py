@@ -64,6 +64,24 @@ MergeUnits: TypeAlias = Annotated[
         metavar="mean|fit",
     ),
 ]
+Correct: TypeAlias = Annotated[
+    str | None,
+    option(
+        _PROBES,
+        "What averaged units get back: their owners' weight norms (of files alone, too), or means "
+        "and variances on the probes (default: none).",
+        metavar="none|norm|moments",
+    ),
+]
+BatchNorm: TypeAlias = Annotated[
+    str | None,
+    option(
+        _PROBES,
+        "Statistics of averaged batch norms: the owners' mean, or anew from the probes "
+        "(default: mean).",
+        metavar="mean|reestimate",
+    ),
+]
 Lead: TypeAlias = Annotated[
     str | None,
     option(
@@ -94,6 +112,15 @@ Frontier: TypeAlias = Annotated[
 ]
 FrontierPlot: TypeAlias = Annotated[
     Path | None, option(_PROBES, "Draw that, too.", metavar="FILE.svg")
+]
+Symmetries: TypeAlias = Annotated[
+    bool,
+    option(
+        _PROBES,
+        "Before matching, give units the signs, and embeddings the bases, in which clients are "
+        "most alike, where that changes nothing of what they compute.",
+        "--symmetries/--no-symmetries",
+    ),
 ]
 DropOutliers: TypeAlias = Annotated[
     bool,

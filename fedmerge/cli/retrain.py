@@ -14,6 +14,7 @@ from fedmerge.checkpoint import parse_size
 from fedmerge.cli import show
 from fedmerge.cli.arguments import given_plan, match_options, model_code, note_merged
 from fedmerge.cli.match import as_argument, sizes, ways_to_load, written
+from fedmerge.cli.report import also_report, check_also, say_report
 from fedmerge.cli.retrain_progress import listening
 from fedmerge.cli.scores import metric, metric_title
 from fedmerge.cli.terminal import Terminal
@@ -54,9 +55,11 @@ def run(given: Mapping[str, Any], terminal: Terminal) -> int:
         )
         # What it may overwrite was decided before.
         output = retrained.write(output, force=True, shard_size=shard_size)
+        page = also_report(given, output)
     seconds = round(time.perf_counter() - started, 3)
-    terminal.result({**retrained.summary(), "output": str(output), "seconds": seconds})
+    terminal.result({**retrained.summary(), "output": str(output), **page, "seconds": seconds})
     _show_retrained(retrained, output, terminal)
+    say_report(page, terminal)
     return CLIENTS_MISSING if retrained.missing else 0
 
 
@@ -71,6 +74,7 @@ def _check_places(given: Mapping[str, Any], output: Path, work_dir: WorkDir) -> 
         sharded=given["shard_size"] is not None,
         work_dir=work_dir if given["resume"] else None,
     )
+    check_also(given, [Path(path) for path in given["clients"] or ()])
     if not given["resume"]:
         work_dir.check_free()
 

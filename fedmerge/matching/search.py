@@ -6,10 +6,11 @@ import numpy as np
 
 from fedmerge.errors import MatchingError
 from fedmerge.matching.clients import ClientUnits, client_units
-from fedmerge.matching.rows import row_squares
+from fedmerge.matching.rows import row_chunks, row_products, row_squares
 from fedmerge.matching.slots import Slots
 from fedmerge.matching.values import GroupMatching, Prior, SearchOptions, Shortcuts, UnitFeatures
 from fedmerge.matching.visits import Visitor
+from fedmerge.types.arrays import Float64Array
 from fedmerge.types.assignments import Assignment
 
 # Rewards are differences of the products; below this share of sigma float32 products drown them.
@@ -50,7 +51,14 @@ def match_units(
             progress(0.5 + done / (2 * len(order)) if sweeps == 1 else 1.0)
             changed |= visitor.visit(client)
     assignments = _number(slots, order)
-    return GroupMatching(assignments, assignments[0].width, sweeps, _scatter(clients, slots))
+    squares = row_squares(slots.sums[:, : units[0].weights.shape[1]])  # without tie-breakers
+    return GroupMatching(
+        assignments,
+        assignments[0].width,
+        sweeps,
+        _scatter(clients, slots, squares),
+        _similarities(clients, slots, squares),
+    )
 
 
 def keep_apart(counts: Sequence[int]) -> GroupMatching:
@@ -95,11 +103,34 @@ def _number(slots: Slots, order: Sequence[int]) -> tuple[Assignment, ...]:
     return tuple(Assignment(numbers[homes], width) for homes in slots.homes)
 
 
-def _scatter(clients: Sequence[ClientUnits], slots: Slots) -> float:
+def _scatter(clients: Sequence[ClientUnits], slots: Slots, squares: Float64Array) -> float:
     """Return sum |w - mean of its global unit|² / sum |w|² = 1 - (sum of |sum|²/n) / sum |w|²."""
     total = sum(client.total for client in clients)
     if total == 0:
         return 0.0
-    sums = slots.sums[:, : clients[0].features.weights.shape[1]]
-    kept = float((row_squares(sums) / np.maximum(slots.counts, 1)).sum())
+    kept = float((squares / np.maximum(slots.counts, 1)).sum())
     return max(0.0, 1 - kept / total)
+
+
+def _similarities(
+    clients: Sequence[ClientUnits], slots: Slots, squares: Float64Array
+) -> tuple[Float64Array, ...]:
+    """Return per client (units,) the cosine of each unit with the mean of its fellow owners.
+
+    With s the sum of all owners it is that of w and s - w: (w·s - |w|²) ÷ (|w|·|s - w|). NaN where
+    a unit has its global unit alone, or where one of the two is 0.
+    """
+    found = []
+    for client, homes in zip(clients, slots.homes, strict=True):
+        weights, own = client.features.weights, client.features.squares
+        products = np.empty(len(weights))
+        for rows in row_chunks(*weights.shape):
+            sums = slots.sums[homes[rows], : weights.shape[1]]
+            products[rows] = row_products(weights[rows], sums)
+        with np.errstate(over="ignore", invalid="ignore"):  # of numbers that are hardly any
+            others = np.maximum(squares[homes] - 2 * products + own, 0.0)
+        norms = np.where(slots.counts[homes] > 1, np.sqrt(own) * np.sqrt(others), 0.0)
+        cosines = np.full(len(weights), np.nan)
+        np.divide(products - own, norms, out=cosines, where=norms > 0)
+        found.append(np.clip(cosines, -1.0, 1.0))
+    return tuple(found)

@@ -108,6 +108,8 @@ class GroupMatching:
     width: int  # global units
     sweeps: int  # that were run
     scatter: float  # sum of |w - mean of its global unit|² over sum of |w|², without tie-breakers
+    similarities: tuple[Float64Array, ...] = ()  # (units,) cosine with the fellow owners' mean
+    threshold: float | None = None  # the cosine above which units pair up, if one was set
 
     @property
     def match_rate(self) -> float:

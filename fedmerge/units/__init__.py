@@ -3,6 +3,7 @@
 from fedmerge.units.average import Averaging, average_tensor, out_places
 from fedmerge.units.blocks import SKETCH
 from fedmerge.units.gather import GatheredUnits, TieBreaker, folded, gather_units
+from fedmerge.units.norms import with_owners_norms
 from fedmerge.units.place import Placement, place_tensor, targets_of
 
 __all__ = [
@@ -17,4 +18,5 @@ __all__ = [
     "out_places",
     "place_tensor",
     "targets_of",
+    "with_owners_norms",
 ]

@@ -91,11 +91,13 @@ def compare(
     plan: Plan | None = None,
     evaluation: EvaluationOptions | None = None,
     probes: ProbeOptions | None = None,
+    is_matched: bool = True,
     progress: Progress = silent,
 ) -> Comparison:
     """Evaluate clients, their average, ensemble and one-shot match, and merged files.
 
-    One model is in memory at a time. The matching runs where the models do.
+    One model is in memory at a time. The matching runs where the models do, unless merged files
+    are all that is asked for.
     """
     options = replace(options or MatchOptions(), method="fedma")
     judge = open_judge(data, evaluation or EvaluationOptions())
@@ -107,7 +109,7 @@ def compare(
     rows = [
         *table.client_rows(progress),
         table.average_row(options, progress),
-        table.match_row(options, progress),
+        *([table.match_row(options, progress)] if is_matched else []),
         *(table.merged_row("global", other.name, other) for other in others),
     ]
     ordered = sorted(rows, key=lambda row: _ORDER.index(row.kind))
@@ -196,7 +198,7 @@ class _Table:
 
 _DIALS = (
     *("preset", "match_threshold", "max_growth", "max_params", "gamma", "sigma", "sigma0"),
-    *("signature", "merge_units", "lead"),
+    *("signature", "merge_units", "correct", "batch_norm", "lead", "symmetries"),
 )  # of the match
 
 

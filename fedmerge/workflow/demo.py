@@ -68,6 +68,7 @@ class Demo:
 
     commands: tuple[str, ...]
     rows: tuple[Row, ...]
+    report: Path  # a page about the matched file
 
 
 def run_demo(folder: Path, *, progress: Progress = silent) -> Demo:
@@ -85,9 +86,13 @@ def run_demo(folder: Path, *, progress: Progress = silent) -> Demo:
         torch.save(models[-1].state_dict(), files[-1])
     progress("training", CLIENTS, CLIENTS)
     average, matched = folder / "average.pt", folder / "matched.pt"
+    held_out, page = folder / "test.npz", folder / "report.html"
+    np.savez(held_out, x=test.x.numpy(), y=test.y.numpy())
+    model = ("--model", f"{__name__}:{DigitsNet.__name__}")
     commands = (
         _fedmerge("match", *files, "--method", "average", "-o", average, "--force"),
         _fedmerge("match", *files, "-o", matched, "--force"),
+        _fedmerge("report", matched, *model, "--data", held_out, "-o", page, "--force"),
     )
     size = _parameters(models[0])
     rows = [Row(f"client {n}", _accuracy([m], test), size, 1.0) for n, m in enumerate(models, 1)]
@@ -96,7 +101,7 @@ def run_demo(folder: Path, *, progress: Progress = silent) -> Demo:
         merged = load_model(DigitsNet, file)
         merged_size = _parameters(merged)
         rows.append(Row(name, _accuracy([merged], test), merged_size, merged_size / size))
-    return Demo(commands, tuple(rows))
+    return Demo(commands, tuple(rows), page)
 
 
 def _digits() -> tuple[Images, Images]:

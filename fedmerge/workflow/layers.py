@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import TypeAlias
 
@@ -223,7 +223,7 @@ def match_group(
     if any(client.twins.any() for client in features):
         del features  # before they are gathered once more
         features, entries = gather(ties=problem.ties)
-    return match_units(
+    found = match_units(
         features,
         _prior(problem.dials, features, entries),
         problem.search,
@@ -231,6 +231,7 @@ def match_group(
         rng=np.random.default_rng([problem.seed, number]),
         progress=progress,
     )
+    return replace(found, threshold=problem.dials.threshold)
 
 
 def _gather(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -20,8 +20,20 @@ from fedmerge.types.arrays import Array, Float64Array
 from fedmerge.types.clients import Client, TensorInfo
 from fedmerge.types.layouts import axis_size
 from fedmerge.types.plans import Norm, Plan
-from fedmerge.units import Averaging, Placement, average_tensor, place_tensor
-from fedmerge.workflow.options import NO_LEAD, Dials, MatchOptions, options_to_json
+from fedmerge.units import (
+    Averaging,
+    Placement,
+    average_tensor,
+    place_tensor,
+    with_owners_norms,
+)
+from fedmerge.workflow.options import (
+    CORRECTING,
+    NO_LEAD,
+    Dials,
+    MatchOptions,
+    options_to_json,
+)
 from fedmerge.workflow.record import FORMAT, GroupEntry, SourceEntry, source_entry
 
 if TYPE_CHECKING:
@@ -47,6 +59,7 @@ class Merge:
     fitted: Mapping[str, Array] = field(default_factory=dict)  # in place of averages
     probes: Mapping[str, Any] | None = None  # what the probes were
     quality: Quality | None = None  # as far as probes tell it
+    frontier: Mapping[str, Any] | None = None  # what other sizes would give, where it was tried
 
     @property
     def growth(self) -> float:
@@ -78,7 +91,7 @@ class Merge:
         return {
             "clients": [client.name for client in self.clients],
             "architecture": self.plan.architecture,
-            "groups": [group.to_json() for group in self.groups],
+            "groups": [group.summary() for group in self.groups],
             "parameters": self.parameters(self.widths),
             "ensemble_parameters": self.ensemble_parameters,
             "growth": self.growth,
@@ -114,8 +127,15 @@ class Merge:
             return self.aligned[0].read(name)
         if name in self.fitted:
             return self.fitted[name]
-        return average_tensor(
-            name,
+        averaged = self._by_owners(average_tensor, name)
+        if self.options.correct not in CORRECTING:
+            return averaged
+        return self._by_owners(with_owners_norms, name, averaged)
+
+    def _by_owners(self, function: Callable[..., Array], *given: Any) -> Array:
+        """Return what a function makes of the clients where they are placed."""
+        return function(
+            *given,
             self.aligned,
             self.plan,
             placements=self.placements,
@@ -185,6 +205,7 @@ class Merge:
             },
             "probes": self.probes,
             "quality": None if self.quality is None else self.quality.to_json(),
+            "frontier": self.frontier,
             "fitted": sorted(self.fitted),
             "warnings": list(self.warnings),
             "tensors": dict(digests),

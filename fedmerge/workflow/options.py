@@ -18,6 +18,7 @@ Preset: TypeAlias = Literal["paper"]
 Solver: TypeAlias = Literal["auto", "scipy", "lapjv", "lapsolver"]
 
 NO_LEAD = "none"  # as a client's name: nobody leads
+CORRECTING = ("norm", "moments")  # where moments are not known, norms are
 DEFAULT_THRESHOLD = 0.5
 DEFAULT_GROWTH = 1.5
 DEFAULT_SWEEPS = 20
@@ -44,7 +45,10 @@ class MatchOptions:
     max_params: int | None = None
     signature: Literal["weights", "activations", "both"] | None = None
     merge_units: Literal["mean", "fit"] | None = None
+    correct: Literal["none", "norm", "moments"] | None = None
+    batch_norm: Literal["mean", "reestimate"] | None = None
     lead: str | None = None  # a client, or "none"
+    symmetries: bool = True  # signs of units and bases of embeddings are made alike, with probes
     drop_outliers: bool = False
     distill: bool = False
     distill_steps: int | None = None
@@ -150,6 +154,8 @@ def options_to_json(options: MatchOptions, dials: Dials) -> dict[str, Any]:
         "refine": dials.refine,
         "max_params": None,  # it is a growth by now
         "distill_steps": options.distillation if options.distill else None,
+        "correct": _or(options.correct, "none"),
+        "batch_norm": _or(options.batch_norm, "mean"),
     }
     if options.method == "ensemble":
         chosen |= {"match_threshold": None, "max_growth": None}
@@ -175,6 +181,8 @@ def needs_probes(options: MatchOptions) -> tuple[str, ...]:
     wishes = {
         "signature": options.signature in ("activations", "both"),
         "merge_units": options.merge_units == "fit",
+        "correct": options.correct == "moments",
+        "batch_norm": options.batch_norm == "reestimate",
         "drop_outliers": options.drop_outliers,
         "distill": options.distill,
     }
@@ -217,6 +225,13 @@ def _check_dials(options: MatchOptions) -> None:
         raise UsageError(
             "--method ensemble merges nothing, so it takes no threshold, size or preset"
         )
+    if options.method == "ensemble" and options.correct in CORRECTING:
+        raise UsageError("--method ensemble merges nothing, so there is nothing to --correct")
+    if options.preset == "paper" and options.lead not in (None, NO_LEAD):
+        raise UsageError(
+            f"--lead {options.lead} and --preset paper exclude each other",
+            "the paper averages units of all clients; leave one of the two out",
+        )
     if options.distill_steps is not None and not options.distill:
         raise UsageError("--distill-steps is for --distill")
     if options.preset is None and (options.sigma is None) != (options.sigma0 is None):
@@ -243,6 +258,8 @@ _RULES: Mapping[str, Rule] = {
     "max_params": (whole(1), "a whole number from 1"),
     "signature": one_of("weights", "activations", "both"),
     "merge_units": one_of("mean", "fit"),
+    "correct": one_of("none", "norm", "moments"),
+    "batch_norm": one_of("mean", "reestimate"),
     "distill_steps": (whole(0), "a whole number from 0"),
     "preset": one_of("paper"),
     "match_threshold": (lambda t: positive(t) and t <= 1, "a number above 0 and up to 1"),

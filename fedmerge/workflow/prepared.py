@@ -27,7 +27,7 @@ from fedmerge.workflow.layers import Problem, Solution
 from fedmerge.workflow.merge import Merge, averaging_for
 from fedmerge.workflow.options import Dials, MatchOptions, dials_for
 from fedmerge.workflow.plans import plan_clients
-from fedmerge.workflow.record import GroupEntry
+from fedmerge.workflow.record import GroupEntry, rounded
 
 if TYPE_CHECKING:
     from fedmerge.workflow.models import ModelCode
@@ -146,7 +146,7 @@ def merge_of(
     }
     entries = (_entry(g, m, widths[g]) for g, m in solution.matchings.items())
     if not is_compared:
-        entries = (replace(entry, scatter=None) for entry in entries)
+        entries = (replace(entry, scatter=None, similarities=()) for entry in entries)
     groups = tuple(entries)
     return decide(prepared, options, widths, assignments, groups, width_limit=solution.limit)
 
@@ -206,6 +206,8 @@ def _entry(name: str, matching: GroupMatching, width: int) -> GroupEntry:
         padding=width - matching.width,
         match_rate=matching.match_rate,
         scatter=matching.scatter,
+        threshold=matching.threshold,
+        similarities=rounded(matching.similarities),
     )
 
 

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from fedmerge.checkpoint import Checkpoint
 from fedmerge.errors import ArchitectureError, CheckpointError, UsageError
 from fedmerge.graph import plan_from_json
-from fedmerge.types.arrays import IntArray
+from fedmerge.types.arrays import Float64Array, IntArray
 from fedmerge.types.plans import Plan
 from fedmerge.workflow.options import MatchOptions, options_from_json
 
 FORMAT = 1
+DIGITS = 4  # of cosines: more would only say how products were rounded
+
+Similarities: TypeAlias = tuple[tuple[float | None, ...], ...]  # None: a unit without fellows
 
 
 @dataclass(frozen=True)
@@ -28,10 +32,22 @@ class GroupEntry:
     padding: int  # of these, units of no client that keep recurrent layers equally wide
     match_rate: float  # share of the clients' units whose global unit has another owner
     scatter: float | None  # squared distance of units to their mean ÷ squared norm, 0 for copies
+    threshold: float | None = None  # cosine above which units paired up, where one was set
+    similarities: Similarities = ()  # per client (units,); none: not known
 
     def to_json(self) -> dict[str, Any]:
         """Return the entry as JSON values."""
-        return {**vars(self), "client_widths": list(self.client_widths)}
+        return {
+            **vars(self),
+            "client_widths": list(self.client_widths),
+            "similarities": [list(own) for own in self.similarities],
+        }
+
+    def summary(self) -> dict[str, Any]:
+        """Return the entry without what there is of every unit."""
+        lasting = self.to_json()
+        del lasting["similarities"], lasting["threshold"]
+        return lasting
 
 
 @dataclass(frozen=True)
@@ -74,7 +90,7 @@ def record_from_json(value: Any, *, source: str) -> MergeRecord:
             options=options_from_json(value["options"]),
             sources=tuple(SourceEntry(**entry) for entry in value["sources"]),
             plan=plan_from_json(value["plan"]),
-            groups=tuple(_group_entry(group) for group in value["groups"]),
+            groups=tuple(group_entry(group) for group in value["groups"]),
             parameters=int(value["parameters"]),
             growth=float(value["growth"]),
             assignments=_assignments(value["assignments"]),
@@ -99,8 +115,21 @@ def _check_format(value: Any, source: str) -> None:
         )
 
 
-def _group_entry(value: Mapping[str, Any]) -> GroupEntry:
-    entry = GroupEntry(**{**value, "client_widths": tuple(value["client_widths"])})
+def rounded(similarities: Sequence[Float64Array]) -> Similarities:
+    """Return cosines per client (units,) as the record keeps them."""
+    return tuple(
+        tuple(None if math.isnan(cosine) else round(cosine, DIGITS) for cosine in own.tolist())
+        for own in similarities
+    )
+
+
+def group_entry(value: Mapping[str, Any]) -> GroupEntry:
+    """Return the entry that JSON values describe."""
+    listed = {
+        "client_widths": tuple(value["client_widths"]),
+        "similarities": tuple(map(tuple, value.get("similarities", ()))),
+    }
+    entry = GroupEntry(**{**value, **listed})
     if not all(type(n) is int for n in (*entry.client_widths, entry.width, entry.padding)):
         raise ValueError(f"group {entry.name} has a width that is no whole number")
     return entry

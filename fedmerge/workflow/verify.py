@@ -63,7 +63,7 @@ def verify(
     ]
     recompute = bool(sources) and not differences
     if recompute:
-        clients = _opened(record, expand_paths(sources))
+        clients = open_recorded(record, expand_paths(sources))
         differences += _client_differences(record, clients, progress)
         if model is not None and not differences:
             differences += _output_differences(record, clients, model)
@@ -144,7 +144,7 @@ def _group_differences(
         yield f"global unit {min(missing)} of group '{entry.name}' belongs to no client"
 
 
-def _opened(record: MergeRecord, sources: Sequence[Path]) -> dict[str, Checkpoint]:
+def open_recorded(record: MergeRecord, sources: Sequence[Path]) -> dict[str, Checkpoint]:
     """Return the given clients by their hashes."""
     clients = open_clients(sources, record.options.reading)
     return {client.sha256(): client for client in clients}
@@ -166,16 +166,18 @@ def _output_differences(
 ) -> list[str]:
     from fedmerge.workflow.outputs import output_differences
 
-    return list(output_differences(_replayed(record, _prepared(record, clients)), model))
+    return list(
+        output_differences(replay_recorded(record, prepare_recorded(record, clients)), model)
+    )
 
 
-def _prepared(record: MergeRecord, clients: Mapping[str, Checkpoint]) -> Prepared:
+def prepare_recorded(record: MergeRecord, clients: Mapping[str, Checkpoint]) -> Prepared:
     """Return the recorded clients, planned as recorded."""
     ordered = [clients[source.sha256].renamed(source.name) for source in record.sources]
     return prepare(ordered, record.options, plan=record.plan)
 
 
-def _replayed(record: MergeRecord, prepared: Prepared) -> Merge:
+def replay_recorded(record: MergeRecord, prepared: Prepared) -> Merge:
     """Return the recorded merge of prepared clients."""
     widths = {entry.name: entry.width for entry in record.groups}
     return decide(
@@ -199,13 +201,13 @@ def _source_differences(record: MergeRecord, clients: Mapping[str, Checkpoint]) 
 def _recomputed_differences(
     record: MergeRecord, clients: Mapping[str, Checkpoint], progress: Progress
 ) -> Iterator[str]:
-    prepared = _prepared(record, clients)
+    prepared = prepare_recorded(record, clients)
     for entry in record.groups:
         own = tuple(widths.get(entry.name) for widths in prepared.client_widths)
         if own != entry.client_widths:
             yield f"group '{entry.name}' has other widths with the recorded options and clients"
             return
-    merge = _replayed(record, prepared)
+    merge = replay_recorded(record, prepared)
     if (merge.parameters(merge.widths), merge.growth) != (record.parameters, record.growth):
         yield "the recorded parameters or growth are not those of the recorded widths"
     if record.is_trained:

@@ -71,6 +71,12 @@ def test_without_the_models_code_the_quality_is_unknown(
         (("--signature", "both"), {"signature": "both"}),
         (("--merge-units", "mean"), {"merge_units": "mean"}),
         (("--merge-units", "fit"), {"merge_units": "fit"}),
+        (("--correct", "norm"), {"correct": "norm", "batch_norm": "mean"}),
+        (("--correct", "moments"), {"correct": "moments"}),
+        (
+            ("--batch-norm", "reestimate", "--correct", "none"),
+            {"batch_norm": "reestimate", "correct": "none"},
+        ),
         (("--lead", "c2"), {"lead": "c2"}),
         (("--lead", "none", "--merge-units", "mean"), {"lead": "none", "merge_units": "mean"}),
         (("--drop-outliers",), {"drop_outliers": True}),
@@ -117,6 +123,16 @@ def test_every_option_is_obeyed_and_recorded(
         (("--method", "average", "--drop-outliers"), "--drop-outliers: the clients are not run"),
         (("--preset", "paper", *FEW), "the clients are not run"),
         (("--normalize", "0.5,0.5"), "are for --probe-data"),
+        (("--probe", "none", "--correct", "moments"), "--correct: the clients are not run"),
+        (("--preset", "paper", "--correct", "moments"), "--correct: the clients are not run"),
+        (
+            ("--method", "average", "--batch-norm", "reestimate"),
+            "--batch-norm: the clients are not",
+        ),
+        (("--method", "ensemble", "--correct", "norm"), "there is nothing to --correct"),
+        (("--correct", "scale"), "--correct is 'scale', expected none or norm or moments"),
+        (("--batch-norm", "sum"), "--batch-norm is 'sum', expected mean or reestimate"),
+        (("--preset", "paper", "--lead", "c2"), "--lead c2 and --preset paper exclude each other"),
         (("--signature", "looks"), "--signature is 'looks'"),
         (("--merge-units", "sum"), "--merge-units is 'sum'"),
         (("--lead", "d"), "--lead names 'd', which is no client"),
@@ -134,7 +150,15 @@ def test_misuse_is_refused(
 
 
 @pytest.mark.parametrize(
-    "given", [FEW, ("--probe-count", "50"), ("--merge-units", "fit"), ("--signature", "both")]
+    "given",
+    [
+        FEW,
+        ("--probe-count", "50"),
+        ("--merge-units", "fit"),
+        ("--signature", "both"),
+        ("--correct", "moments"),
+        ("--batch-norm", "reestimate"),
+    ],
 )
 def test_probes_need_a_model_that_can_be_run(
     given: tuple[str, ...], cli: Cli, clients: list[Path], tmp_path: Path
@@ -252,6 +276,30 @@ def test_verify_says_which_tensors_it_can_not_recompute(
     assert cli("verify", fitted, *clients).code == 1  # what was fitted is hashed all the same
 
 
+@pytest.mark.parametrize("method", ["fedma", "average"])
+def test_norms_follow_from_files_alone_and_are_recomputed(
+    method: str, cli: Cli, clients: list[Path], tmp_path: Path
+) -> None:
+    plain, normed = tmp_path / "plain.pt", tmp_path / "normed.pt"
+    given = ["match", *clients, "--method", method]
+    cli.done(*given, "-o", plain)
+    cli.done(*given, "--correct", "norm", "-o", normed)
+    assert record_of(plain)["options"]["correct"] == "none"
+    assert record_of(normed)["options"]["correct"] == "norm"
+    before, after = load(plain), load(normed)
+    lengths = [state["1.weight"].norm(dim=1) for state in (before, after)]
+    assert (lengths[1] >= lengths[0] - 1e-6).all()
+    assert lengths[1].mean() > 1.01 * lengths[0].mean()
+    assert torch.equal(before["3.weight"], after["3.weight"])  # outputs are no hidden units
+    assert "recomputed from its 3 clients: equal" in cli.done("verify", normed, *clients).out
+    again = tmp_path / "again.pt"
+    cli.done("match", "--config", f"{normed}.json", "-o", again)
+    assert all(torch.equal(load(again)[name], after[name]) for name in after)
+    after["1.weight"][0, 0] += 1
+    torch.save(after, normed)
+    assert cli("verify", normed, *clients).code == 1
+
+
 def test_an_ensemble_is_every_client_side_by_side(
     cli: Cli, clients: list[Path], tmp_path: Path
 ) -> None:
@@ -287,6 +335,20 @@ def test_exported_programs_are_run_without_any_code(cli: Cli, tmp_path: Path) ->
     assert outcome.json["quality"]["samples"] == 12
     assert "weights alone" not in outcome.err
     assert cli.done("verify", output, *files, "--json").json["ok"]
+
+
+def test_a_program_runs_the_others_even_if_its_own_client_is_left_out(
+    cli: Cli, clients: list[Path], tmp_path: Path
+) -> None:
+    spoilt = loaded({name: 1e25 * tensor for name, tensor in digits.client(4).items()})
+    batch = torch.export.Dim("batch", min=1, max=4096)
+    program = torch.export.export(spoilt, (torch.rand(4, 1, 8, 8),), dynamic_shapes=({0: batch},))
+    torch.export.save(program, tmp_path / "odd.pt2")
+    given = ["match", tmp_path / "odd.pt2", *clients, *FEW, "-o", tmp_path / "out.pt"]
+    found = cli.done(*given, "--drop-outliers", "--json").json
+    assert found["quality"]["dropped"] == ["odd"]
+    assert found["clients"] == ["c1", "c2", "c3"]
+    assert cli.done("verify", tmp_path / "out.pt", *clients, "--json").json["ok"]
 
 
 def test_a_scripted_model_is_run_and_fitted(cli: Cli, clients: list[Path], tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from fedmerge.errors import ArchitectureError
 from fedmerge.probing.values import Probes
+from fedmerge.units import Averaging
 from fedmerge.workflow.models import evaluated, tensors_in
 
 BATCH = 128  # samples run at once
@@ -53,22 +54,38 @@ def compared_rows(outputs: object) -> Tensor:
     return first.reshape(-1, first.shape[-1]).float()
 
 
-def mean_answers(each: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
+def ensemble_weights(averaging: Averaging, members: Sequence[int], outputs: int) -> list[Tensor]:
+    """Return what each member of the ensemble counts for each output, (outputs,).
+
+    Its share of the class where that is known, as in an averaged last layer: a client knows little
+    of classes that it never saw. A class of no member, and outputs that are no classes, go by the
+    clients' weights.
+    """
+    each = torch.tensor([averaging.client_weights[k] for k in members])
+    alike = each.unsqueeze(1).expand(-1, outputs)
+    shares = averaging.class_weights
+    if shares is None or shares.shape[1] != outputs:
+        return list(alike)
+    own = torch.from_numpy(shares[list(members)]).to(alike)
+    return list(torch.where(own.sum(0) > 0, own, alike))
+
+
+def mean_answers(each: Sequence[Tensor], weights: Sequence[float | Tensor]) -> Tensor:
     """Return the ensemble's outputs: the clients' weighted mean."""
-    return sum((w * own for w, own in zip(weights, each, strict=True)), torch.zeros(())) / sum(
-        weights
-    )
+    total = sum((w * own for w, own in zip(weights, each, strict=True)), torch.zeros(()))
+    return total / sum(weights, torch.zeros(()))
 
 
 def agreement(outputs: Tensor, wanted: Tensor) -> Agreement:
     """Compare outputs (rows, outputs) with others; those that are not finite agree with nothing."""
     if not torch.isfinite(outputs).all():
         return Agreement(0.0, -torch.inf)
-    decisions = float((_decisions(outputs) == _decisions(wanted)).float().mean())
+    decisions = float((decisions_of(outputs) == decisions_of(wanted)).float().mean())
     spread = float((wanted - wanted.mean(0)).square().mean())
     distance = float((outputs - wanted).square().mean())
     return Agreement(decisions, 1 - distance / spread if spread else float(distance == 0))
 
 
-def _decisions(outputs: Tensor) -> Tensor:
-    return outputs.argmax(1) if outputs.shape[1] > 1 else outputs[:, 0] > 0
+def decisions_of(outputs: Tensor) -> Tensor:
+    """Return where each row is largest; of one output, whether it is positive."""
+    return outputs.argmax(1) if outputs.shape[1] > 1 else (outputs[:, 0] > 0).long()

@@ -23,7 +23,12 @@ from fedmerge.types.progress import Progress
 from fedmerge.units import place_tensor, targets_of
 from fedmerge.workflow.merge import Merge
 from fedmerge.workflow.models import evaluated
-from fedmerge.workflow.oneshot.agreement import answers, compared_rows, mean_answers
+from fedmerge.workflow.oneshot.agreement import (
+    answers,
+    compared_rows,
+    ensemble_weights,
+    mean_answers,
+)
 from fedmerge.workflow.oneshot.models import Models
 
 BATCH = 64  # samples per step
@@ -116,7 +121,8 @@ class Distiller:
         for number in self.members:
             model = self.models.client(number)
             each.append([answers(model, batch, device=device) for batch in batches])
-        weights = [self.merge.averaging.client_weights[number] for number in self.members]
+        averaging = self.models.prepared.averaging  # a merge's own may leave classes out
+        weights = ensemble_weights(averaging, self.members, each[0][0].shape[1])
         return [
             Lesson(
                 tuple(tensor.to(device) for tensor in batch.inputs),

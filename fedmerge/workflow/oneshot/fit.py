@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-from torch import Tensor, nn
+from torch import nn
 
-from fedmerge.probing.calls import Call, LayerCall, StopRun, hearing, names_of
+from fedmerge.probing.calls import Call, LayerCall
 from fedmerge.probing.gram import Gram, GramSum, Moments
 from fedmerge.probing.values import Probes
 from fedmerge.types.arrays import Array
 from fedmerge.types.progress import Progress, silent
 from fedmerge.workflow.merge import Merge
+from fedmerge.workflow.oneshot.correct import Corrector
 from fedmerge.workflow.oneshot.fitted import cell_rows, fitted_cell, fitted_layer, layer_rows
 from fedmerge.workflow.oneshot.models import Models
+from fedmerge.workflow.oneshot.runs import calls_of
 from fedmerge.workflow.oneshot.targets import BATCH, Part, collect_targets, used_once
 
 FEW = 2  # samples on which it is seen how a layer is used
@@ -28,8 +30,9 @@ class Fitter:
     """Fits one merge's layers on probes; held-out ones choose the strength of each ridge.
 
     Every layer is fitted on what the global model gives it, whose earlier layers are fitted by
-    then: errors don't add up. Weights that are used more than once, that read very much, or that
-    are none of the `weights` whose rows can be compared, stay as they were averaged.
+    then: errors don't add up. Weights that read very much are corrected as the merge's options
+    ask for it; those that are used more than once, or that are none of the `weights` whose rows
+    can be compared, stay as the merge has them.
     """
 
     models: Models
@@ -48,14 +51,17 @@ class Fitter:
             for probes in (self.probes, self.held_out)
         )
         arrays = {name: self.merge.read(name) for name in self.merge.plan.tensors}
+        corrector = Corrector(self.models, self.merge, self.probes, weights, self.seed)
         changed: dict[str, Array] = {}
         for number, name in enumerate(wanted):
             progress("fitting", number, len(wanted))
             model = self.models.merged({**arrays, **changed})
-            for call in self._calls(model, name, [few]):
+            for call in calls_of(self.models, model, name, [few]):
                 if call.reads <= MOST_INPUTS:
                     both = wanted[name], checked[name]
                     changed |= self._fitted(model, name, call, both, arrays)
+                elif corrector.changes(name):
+                    changed |= corrector.layer(model, name, {**arrays, **changed})
         progress("fitting", len(wanted), len(wanted))
         return changed
 
@@ -91,7 +97,8 @@ class Fitter:
         """Return the moments of what the global model's layer reads and should give."""
         total: GramSum | None = None
         batches = probes.batches(BATCH, self.models.device)
-        for call, part in zip(self._calls(model, name, batches), parts, strict=True):
+        calls = calls_of(self.models, model, name, batches)
+        for call, part in zip(calls, parts, strict=True):
             inputs, targets = (
                 layer_rows(call, part) if isinstance(call, LayerCall) else cell_rows(call, part)
             )
@@ -100,21 +107,3 @@ class Fitter:
             total.add(inputs, targets)
         assert total is not None
         return total.result(has_intercept=has_intercept)
-
-    def _calls(
-        self, model: nn.Module, name: str, batches: Iterable[tuple[Tensor, ...]]
-    ) -> Iterator[Call]:
-        """Yield the call of a weight in every batch; a run ends there."""
-        for inputs in batches:
-            found: list[Call] = []
-            with hearing(model, self._hear(name, found)):
-                model(*inputs)
-            yield from found
-
-    def _hear(self, name: str, found: list[Call]) -> Callable[[Call], None]:
-        def hear(call: Call) -> None:
-            if self.models.own_names[names_of(call)[0]] == name:
-                found.append(call)
-                raise StopRun
-
-        return hear

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from fedmerge.errors import FedmergeError, UsageError
+from fedmerge.errors import UsageError
 from fedmerge.types.plans import Plan
 from fedmerge.types.progress import Progress, silent
 from fedmerge.workflow.clients import Source, expand_sources, open_clients
@@ -92,23 +92,23 @@ def frontier_of(
         raise UsageError("--frontier: the clients have no hidden units that could be matched")
     models = Models(prepared, prepared.model, device)
     try:
-        return _surveyed(set_scene(models, options, probes, progress), probes, progress)
-    except FedmergeError:
-        raise
-    except Exception as error:  # the user's code may raise anything, at other widths too
+        scene = set_scene(models, options, probes, progress)
+    except Exception as error:  # the user's code may raise anything
         raise refusal(error) from error
+    return _surveyed(scene, probes, progress)
 
 
 def _surveyed(scene: Scene, probes: ProbeOptions, progress: Progress) -> Frontier:
     """Return the frontier of a scene's clients."""
     merge = described(scene.best(progress), probes)
     survey = _Survey(scene, merge)
-    return Frontier(
+    found = Frontier(
         merge=merge,
         clients=tuple(survey.clients()),
         merges=tuple(survey.merges(progress)),
         ensemble=survey.point(ENSEMBLE, merge.ensemble_parameters, scene.ensemble),
     )
+    return replace(found, merge=replace(merge, frontier=found.to_json()))
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ import copy
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import nn
@@ -24,8 +25,9 @@ class Models:
     """Builds the modules of prepared clients, and of merges of them, on one device."""
 
     prepared: Prepared
-    code: ModelCode | None  # None: the graph in the first client's file
+    code: ModelCode | None  # None: a graph
     device: str
+    graph: Any = None  # an exported program; None: that of the first client's file
 
     @cached_property
     def names(self) -> dict[str, str]:
@@ -76,11 +78,27 @@ class Models:
         return tensor.to(self._precision) if tensor.is_floating_point() else tensor
 
     def _build(self) -> nn.Module:
-        if self.code is not None:
-            return self.code.build()
-        program = self.prepared.clients[0].program
+        if self.code is None:
+            return copy.deepcopy(ExportedProgram(self.program))  # its tensors are the file's
+        built = self.code.build()
+        return copy.deepcopy(built) if _share_modules(built, self._template) else built
+
+    @cached_property
+    def _template(self) -> nn.Module:
+        """A module of the user's code: what another call returns of it is nobody's own."""
+        assert self.code is not None
+        return self.code.build()
+
+    @property
+    def program(self) -> Any:
+        """The exported program that runs the clients, where there is no code."""
+        program = self.graph or self.prepared.clients[0].program
         assert program is not None
-        return copy.deepcopy(ExportedProgram(program))  # its tensors are the file's
+        return program
+
+
+def _share_modules(one: nn.Module, other: nn.Module) -> bool:
+    return not {id(part) for part in one.modules()}.isdisjoint(map(id, other.modules()))
 
 
 def _read(client: Client, name: str) -> Array:

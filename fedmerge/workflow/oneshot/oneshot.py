@@ -12,6 +12,8 @@ from fedmerge.workflow.oneshot.models import Models
 from fedmerge.workflow.oneshot.options import ProbeOptions
 from fedmerge.workflow.oneshot.probes import ProbeMaker
 from fedmerge.workflow.oneshot.scene import Scene
+from fedmerge.workflow.oneshot.symmetries.rewritten import settled, stored
+from fedmerge.workflow.oneshot.symmetries.scene import made_alike
 from fedmerge.workflow.options import MatchOptions, needs_probes, without_clients
 from fedmerge.workflow.prepared import Prepared, merge_of, prepare, problem_of
 
@@ -31,16 +33,24 @@ def merge_probed(
     models = Models(prepared, prepared.model, device)
     try:
         scene = set_scene(models, options, probing, progress)
-        return described(scene.best(progress), probing)
     except UsageError:
         raise
-    except Exception as error:  # the user's code may raise anything, at other widths too
+    except Exception as error:  # the user's code may raise anything
         if probing.is_asked_for or needs_probes(options):
             raise refusal(error) from error
         return _by_weights(prepared, options, error, device=device, progress=progress)
+    return described(scene.best(progress), probing)
 
 
 def set_scene(
+    models: Models, options: MatchOptions, probing: ProbeOptions, progress: Progress
+) -> Scene:
+    """Let the clients answer probes, and make those alike that have symmetries."""
+    scene = _asked(models, options, probing, progress)
+    return made_alike(scene) if options.symmetries else scene
+
+
+def _asked(
     models: Models, options: MatchOptions, probing: ProbeOptions, progress: Progress
 ) -> Scene:
     """Let the clients answer probes; those that are to be left out for their answers are."""
@@ -53,14 +63,17 @@ def set_scene(
     dropped = tuple(clients[k].name for k in scene.outliers)
     options = without_clients(options, dropped)
     rest = prepare(kept, options, plan=models.prepared.plan, model=model)
-    return replace(Scene.on(Models(rest, model, models.device), options, probes), dropped=dropped)
+    graph = None if model is not None else models.program  # of a client that may be left out
+    left = Models(rest, model, models.device, graph)
+    return replace(Scene.on(left, options, probes), dropped=dropped)
 
 
 def described(merge: Merge, probing: ProbeOptions) -> Merge:
     """Return a merge with what its record says of probes, and what speaks against it."""
     assert merge.quality is not None
     warnings = (*merge.warnings, *merge.quality.warnings())
-    return replace(merge, probes=probing.to_json(), warnings=warnings)
+    as_stored = settled(merge, [stored(client) for client in merge.aligned])
+    return replace(as_stored, probes=probing.to_json(), warnings=warnings)
 
 
 def refusal(error: Exception) -> FedmergeError:

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import math
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from fedmerge.workflow.oneshot.agreement import Agreement
 
-OUTLYING = 0.5  # of the median client's agreement with the others: below it a client is an outlier
+DATA = "data"  # the source of real inputs
+OPTIMISM = 3.0  # by which made-up inputs understate a merge's disagreement beside a client's
+CHANCE = 1.0  # deviations of a lead over so many probes: what is less may be chance
+ALIKE = 0.5  # share of probes below which clients differ more often than not
 NOTICEABLE = 0.01  # of the outputs' variance: what less is explained does not matter
-CHANCE = 2.0  # deviations of an agreement over so many samples
-FEWEST = 3  # clients, of which one can be told to be unlike the others
 
 
 @dataclass(frozen=True)
@@ -28,11 +28,28 @@ class Quality:
     chosen: str  # which candidate the merge is
     outliers: tuple[str, ...]  # clients that answer unlike the others
     dropped: tuple[str, ...] = ()  # clients that were left out for that
+    alike: float | None = None  # share of equal decisions of two clients, in the mean
 
     @property
     def best_client(self) -> str:
         """The client that is most alike the ensemble."""
         return max(self.clients, key=lambda name: self.clients[name].rank)
+
+    @property
+    def _is_real(self) -> bool:
+        return self.source == DATA
+
+    @property
+    def _may_be_worse(self) -> bool:
+        """Whether the merge is not clearly better than the best client.
+
+        Real inputs: its lead may be chance. Made-up ones, of the kind that the merge was fitted on:
+        its disagreement with the ensemble counts several times.
+        """
+        wrong, best = (1 - a.decisions for a in (self.merged, self.clients[self.best_client]))
+        if self._is_real:
+            return best - wrong < CHANCE * math.sqrt((best + wrong) / self.samples)
+        return OPTIMISM * wrong > best
 
     def to_json(self) -> dict[str, Any]:
         """Return the quality as JSON values."""
@@ -45,17 +62,29 @@ class Quality:
             "chosen": self.chosen,
             "outliers": list(self.outliers),
             "dropped": list(self.dropped),
+            "clients_alike": self.alike,
         }
 
     def warnings(self) -> Iterator[str]:
         """Say what speaks against the merge."""
         best = self.clients[self.best_client]
+        compared = (
+            f"on {self.samples} {self.source} probes it decides as the ensemble does in "
+            f"{self.merged.decisions:.1%} and explains {self.merged.explained:.1%} of its "
+            f"outputs, {self.best_client} {best.decisions:.1%} and {best.explained:.1%}"
+        )
         if (self.merged.decisions, self.merged.explained + NOTICEABLE) < best.rank:
+            yield f"the merge is predicted to be worse than client {self.best_client}: {compared}"
+        elif self._may_be_worse:
+            doubt = (
+                "so few probes can't tell" if self._is_real else "made-up probes flatter a merge"
+            )
+            yield f"the merge may be worse than client {self.best_client} ({doubt}): {compared}"
+        elif self.alike is not None and self.alike < ALIKE and self.source != "noise":
             yield (
-                f"the merge is predicted to be worse than client {self.best_client}: on "
-                f"{self.samples} {self.source} probes it decides as the ensemble does in "
-                f"{self.merged.decisions:.1%} and explains {self.merged.explained:.1%} of its "
-                f"outputs, {self.best_client} {best.decisions:.1%} and {best.explained:.1%}"
+                f"the merge may be worse than the best client: two clients decide alike on only "
+                f"{self.alike:.1%} of the probes, and whether their ensemble is better than the "
+                "best of them can't be told without labels"
             )
         for name in self.outliers:
             yield (
@@ -64,17 +93,3 @@ class Quality:
             )
         for name in self.dropped:
             yield f"client {name} was left out: it answers unlike the others"
-
-
-def outliers(agreements: Sequence[Sequence[float]], samples: int) -> list[int]:
-    """Return the clients whose agreement with the others is far below the median client's.
-
-    Each client is compared with every other one, not with their mean, which a single diverged
-    client would decide; what so few samples may show by chance does not count.
-    """
-    if len(agreements) < FEWEST:
-        return []
-    each = [float(np.median(others)) for others in agreements]
-    limit = OUTLYING * float(np.median(each))
-    chance = CHANCE * np.sqrt(limit * (1 - limit) / samples)
-    return [number for number, own in enumerate(each) if own < limit - chance]

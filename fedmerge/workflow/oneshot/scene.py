@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import combinations
 from typing import Literal
 
 import torch
@@ -17,14 +18,23 @@ from fedmerge.types.plans import Norm
 from fedmerge.types.progress import Progress
 from fedmerge.workflow.layers import Problem, Solution, match_groups, solve
 from fedmerge.workflow.merge import Merge
-from fedmerge.workflow.oneshot.agreement import Agreement, agreement, answers, mean_answers
+from fedmerge.workflow.oneshot.agreement import (
+    Agreement,
+    agreement,
+    answers,
+    ensemble_weights,
+    mean_answers,
+)
+from fedmerge.workflow.oneshot.correct import Corrector, is_corrected_on_probes
 from fedmerge.workflow.oneshot.curves import Curve, choose_widths, loss_curves
 from fedmerge.workflow.oneshot.distill import Distiller
 from fedmerge.workflow.oneshot.fit import FEW, Fitter
 from fedmerge.workflow.oneshot.models import Models
-from fedmerge.workflow.oneshot.quality import Quality, outliers
+from fedmerge.workflow.oneshot.outliers import FEWEST, outliers
+from fedmerge.workflow.oneshot.quality import Quality
 from fedmerge.workflow.oneshot.steady import own_norms, steady_weights
-from fedmerge.workflow.options import NO_LEAD, MatchOptions
+from fedmerge.workflow.oneshot.targets import used_once
+from fedmerge.workflow.options import CORRECTING, NO_LEAD, MatchOptions
 from fedmerge.workflow.prepared import Prepared, line_up, merge_of, problem_of
 
 HELD_OUT = 0.2  # of the probes: they choose ridges and candidates, and tell the quality
@@ -67,10 +77,10 @@ class Scene:
 
     @cached_property
     def ensemble(self) -> Tensor:
-        """The clients' mean answers, without those that are no numbers."""
-        weights = self.prepared.averaging.client_weights
-        members = self._members
-        return mean_answers([self.clients[k] for k in members], [weights[k] for k in members])
+        """The clients' mean answers, by classes where these are counted; only of finite ones."""
+        each = [self.clients[k] for k in self._members]
+        averaging = self.prepared.averaging
+        return mean_answers(each, ensemble_weights(averaging, self._members, each[0].shape[1]))
 
     @cached_property
     def _members(self) -> list[int]:
@@ -80,14 +90,19 @@ class Scene:
 
     @cached_property
     def outliers(self) -> list[int]:
-        """The clients that answer unlike the others."""
-        return outliers(
-            [
-                [agreement(own, other).decisions for other in self.clients if other is not own]
-                for own in self.clients
-            ],
-            len(self.held_out),
-        )
+        """The clients that answer unlike the others, on all probes: these tell more than a few."""
+        if len(self.clients) < FEWEST:
+            return []
+        models = self.models
+        each = enumerate(self.clients)
+        rest = ((answers(models.client(k), self.probes, device=models.device), o) for k, o in each)
+        return outliers([torch.cat(pair) for pair in rest])
+
+    @cached_property
+    def _alike(self) -> float | None:
+        """How often two clients decide alike, in the mean."""
+        pairs = [agreement(*pair).decisions for pair in combinations(self.clients, 2)]
+        return sum(pairs) / len(pairs) if pairs else None
 
     def best(self, progress: Progress) -> Merge:
         """Return the best candidate, distilled if asked to, with what is known of its quality."""
@@ -105,6 +120,7 @@ class Scene:
             chosen=chosen.name,
             outliers=tuple(names[k] for k in self.outliers),
             dropped=self.dropped,
+            alike=self._alike,
         )
         return replace(chosen.merge, quality=quality)
 
@@ -131,7 +147,9 @@ class Scene:
         led = replace(matched, averaging=averaging, options=replace(self.options, lead=name))
         label = "equal clients" if lead is None else f"{name} leads"
         if self.options.merge_units in (None, "mean"):
-            yield self._candidate(f"{label}, mean", _with_units(led, "mean"))
+            for name, averaged in _by_class_or_alike(_with_units(led, "mean")):
+                corrected = self._corrected(averaged, progress)
+                yield self._candidate(f"{label}, {name}", corrected)
         if self.options.merge_units in (None, "fit"):
             yield self._candidate(f"{label}, fit", self._fitted(led, progress))
 
@@ -149,6 +167,15 @@ class Scene:
         arrays = {tensor: merge.read(tensor) for tensor in merge.plan.tensors}
         model = self.models.merged(arrays)
         return Candidate(name, merge, answers(model, self.held_out, device=self.models.device))
+
+    def _corrected(self, merge: Merge, progress: Progress) -> Merge:
+        """Return an averaged merge as its options ask to correct it on probes."""
+        if not is_corrected_on_probes(merge.options):
+            return merge
+        few = next(self.probes.batches(FEW, self.models.device))
+        weights = used_once(self.models, merge, few, self._weights)
+        corrector = Corrector(self.models, merge, self.probes, weights, self.options.seed)
+        return replace(merge, fitted=corrector.correct(progress))
 
     def _fitted(self, merge: Merge, progress: Progress) -> Merge:
         foldable = replace(merge, plan=replace(merge.plan, norms=self._norms))
@@ -230,12 +257,27 @@ class Scene:
     def _is_free(self) -> bool:
         """Whether the user left everything open that a plain average would decide."""
         options = self.options
-        return options.signature is options.lead is options.merge_units is None
+        is_corrected = options.correct in CORRECTING or is_corrected_on_probes(options)
+        is_said = not (options.signature is options.lead is options.merge_units is None)
+        return not (is_said or is_corrected)
 
     @property
     def _is_equally_wide(self) -> bool:
         first, *others = self.prepared.client_widths
         return all(widths == first for widths in others)
+
+
+def _by_class_or_alike(merge: Merge) -> Iterator[tuple[str, Merge]]:
+    """Yield a merge as it is, and where classes are counted also one whose last layer ignores it.
+
+    That is the better one where the match is poor. A fit has no need of it: its last layer has
+    the ensemble's answers themselves for its target.
+    """
+    yield "mean", merge
+    if merge.averaging.class_weights is not None:
+        averaging = replace(merge.averaging, class_weights=None)
+        options = replace(merge.options, class_counts=None)
+        yield "mean, classes alike", replace(merge, averaging=averaging, options=options)
 
 
 def _with_units(merge: Merge, units: Literal["mean", "fit"]) -> Merge:

@@ -13,7 +13,7 @@ from fedmerge.types.plans import Plan
 from fedmerge.types.work import Arrays, array_bytes
 from fedmerge.units import Averaging, Placement, average_tensor
 from fedmerge.workflow.layers import Problem, bisect
-from fedmerge.workflow.record import GroupEntry
+from fedmerge.workflow.record import GroupEntry, rounded
 from fedmerge.workflow.retrain.federation import Exchange, Federation, averaging_of
 from fedmerge.workflow.retrain.locals import (
     LocalModel,
@@ -220,6 +220,7 @@ class FedMA:
         assert layer.group is not None
         assignments = tuple(assigned[layer.group] for assigned in placement)
         whole = replace(matching, assignments=assignments, width=assignments[0].width)
+        known = matching.similarities  # not of clients that missed the round
         return GroupEntry(
             name=layer.group,
             client_widths=tuple(len(a.indices) for a in assignments),
@@ -227,6 +228,8 @@ class FedMA:
             padding=0,
             match_rate=whole.match_rate,
             scatter=matching.scatter,
+            threshold=matching.threshold,
+            similarities=rounded(known if len(known) == len(assignments) else ()),
         )
 
     def _rebuilt(self, federation: Federation) -> Federation:

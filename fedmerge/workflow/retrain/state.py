@@ -17,7 +17,7 @@ from fedmerge.errors import CheckpointError, UsageError
 from fedmerge.types.arrays import Array
 from fedmerge.types.assignments import Assignment
 from fedmerge.types.clients import TensorInfo
-from fedmerge.workflow.record import GroupEntry
+from fedmerge.workflow.record import group_entry
 from fedmerge.workflow.retrain.federation import Federation
 from fedmerge.workflow.retrain.history import RoundEntry
 from fedmerge.workflow.retrain.locals import LocalModel
@@ -195,10 +195,7 @@ def _from_json(value: Mapping[str, Any], arrays: Mapping[str, Array]) -> SavedSt
         {g: Assignment(np.array(indices, np.int64), width) for g, (width, indices) in p.items()}
         for p in value["placements"]
     )
-    groups = tuple(
-        GroupEntry(**{**entry, "client_widths": tuple(entry["client_widths"])})
-        for entry in value["groups"]
-    )
+    groups = tuple(map(group_entry, value["groups"]))
     fixed = {name: arrays[f"{_FIXED}/{name}"] for name in value["fixed"]}
     federation = Federation(models, fixed, placements, groups)
     return SavedState(federation, tuple(RoundEntry(**entry) for entry in value["rounds"]))

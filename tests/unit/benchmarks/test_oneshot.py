@@ -20,6 +20,8 @@ from benchmarks.oneshot_page import page
 from benchmarks.oneshot_runs import Considered, Outcome, carry_out, score
 from benchmarks.oneshot_suites import (
     CASES,
+    CHOICES,
+    DEVELOPMENT,
     FAMILIES,
     LENET_BAR,
     UNLABELLED,
@@ -109,7 +111,7 @@ def test_clients_are_trained_once_and_none_has_the_unlabelled_images(
     folders: Folders, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     small = replace(CASES[LENET_BAR], clients=2, samples=300, epochs=1)
-    monkeypatch.setattr(oneshot_clients, "CASES", {LENET_BAR: small})
+    monkeypatch.setattr(oneshot_clients, "RECIPES", {LENET_BAR: small})
     found = setting(LENET_BAR, 0, folders)
     assert [file.name for file in found.files] == ["client-1.pt", "client-2.pt"]
     assert (len(found.x), found.code.input_shapes) == (TEST, ((2, 1, 28, 28),))
@@ -122,6 +124,33 @@ def test_clients_are_trained_once_and_none_has_the_unlabelled_images(
     assert setting(LENET_BAR, 0, folders).files == found.files
     with pytest.raises(pytest.fail.Exception, match="trained again"):
         setting(LENET_BAR, 1, folders)
+
+
+def test_development_clients_are_judged_on_training_images_that_are_no_probes(
+    folders: Folders, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case = "CNN with batch norm"
+    small = replace(DEVELOPMENT[case], clients=2, samples=400, epochs=1)
+    monkeypatch.setattr(oneshot_clients, "RECIPES", {case: small})
+    monkeypatch.setattr(oneshot_clients, "UNLABELLED", 100)
+    found = setting(case, 10, folders)
+    shards = found.files[0].parent / "shards"
+    own = {row.tobytes() for path in shards.iterdir() for row in np.load(path)["x"]}
+    assert found.unlabelled is not None
+    probes = {row.tobytes() for row in np.load(found.unlabelled)["x"]}
+    judged = {row.tobytes() for row in found.x.numpy()}
+    assert (len(probes), len(judged), len(found.y)) == (100, 300, 300)
+    assert not judged & (own | probes)
+    with np.load(folders.source("mnist")) as data:
+        assert len(data["x_train"]) == UNLABELLED  # 400 for clients, 400 others: none of the test's
+
+
+def test_choices_are_made_on_other_seeds_and_without_strangers() -> None:
+    chosen = list(mergings(["choices"]))
+    assert {merging.case for merging in chosen} == set(DEVELOPMENT)
+    assert {merging.seed for merging in chosen} == {10, 11, 12}
+    assert not {merging.seed for merging in mergings() if merging.case in CASES} & {10, 11, 12}
+    assert {merging.method for merging in chosen} >= {*CHOICES, "ours", "files"}
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -203,9 +232,12 @@ def test_a_warning_is_right_where_the_merge_is_worse_than_the_best_client() -> N
         (False, True): 1,
         (False, False): 1,
     }
-    warned = {m: replace(o, predicted=89.0) for m, o in (worse, better)}
+    warning = "the merge may be worse than client a (made-up probes flatter a merge): …"
+    warned = {m: replace(o, warnings=(warning,)) for m, o in (worse, better)}
     assert forewarned(with_clients(warned), "default") == {(True, True): 1, (True, False): 1}
     assert not forewarned(with_clients(warned), "data")
+    other = {m: replace(o, warnings=("a is the same file as b",)) for m, o in (worse, better)}
+    assert (True, True) not in forewarned(with_clients(other), "default")
 
 
 def test_the_page_has_means_with_their_spread_and_says_what_was_not_run() -> None:

@@ -5,13 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
 from fedmerge.errors import ArchitectureError
 from fedmerge.probing.values import Probes
-from fedmerge.workflow.oneshot.agreement import Agreement, agreement, answers, mean_answers
+from fedmerge.units import Averaging
+from fedmerge.workflow.oneshot.agreement import (
+    Agreement,
+    agreement,
+    answers,
+    ensemble_weights,
+    mean_answers,
+)
 
 RETURNED: dict[str, tuple[Callable[[Tensor], Any], tuple[int, int]]] = {
     "logits": (lambda x: x, (300, 4)),
@@ -81,3 +89,17 @@ def test_what_is_not_finite_agrees_with_nothing(spoilt: float) -> None:
 def test_the_ensemble_is_the_weighted_mean() -> None:
     one, two = torch.ones(2, 3), torch.full((2, 3), 5.0)
     assert torch.equal(mean_answers([one, two], [3.0, 1.0]), torch.full((2, 3), 2.0))
+
+
+def test_members_of_an_ensemble_count_by_their_share_of_each_class() -> None:
+    shares = np.array([[1.0, 0.25, 0.0], [0.0, 0.75, 0.0], [0.0, 0.0, 1.0]])
+    averaging = Averaging((1.0, 3.0, 1.0), class_weights=shares)
+    every = torch.stack(ensemble_weights(averaging, [0, 1, 2], 3))
+    assert torch.equal(every, torch.from_numpy(shares).float())
+    without_last = torch.stack(ensemble_weights(averaging, [0, 1], 3))
+    assert without_last.tolist() == [[1.0, 0.25, 1.0], [0.0, 0.75, 3.0]]  # nobody has class 2
+    no_classes = torch.stack(ensemble_weights(averaging, [0, 1], 5))
+    assert no_classes.tolist() == [[1.0] * 5, [3.0] * 5]
+    one, two = torch.zeros(2, 3), torch.full((2, 3), 4.0)
+    found = mean_answers([one, two], ensemble_weights(averaging, [0, 1], 3))
+    assert found.tolist() == [[0.0, 3.0, 3.0]] * 2

@@ -14,11 +14,16 @@ import torch
 from torch import Tensor, nn
 
 from fedmerge.errors import ArchitectureError, UsageError
+from fedmerge.types.progress import silent
+from fedmerge.workflow.clients import open_clients
 from fedmerge.workflow.match import match
 from fedmerge.workflow.merge import Merge
 from fedmerge.workflow.models import ModelCode
+from fedmerge.workflow.oneshot.models import Models
+from fedmerge.workflow.oneshot.oneshot import set_scene
 from fedmerge.workflow.oneshot.options import ProbeOptions
 from fedmerge.workflow.options import MatchOptions
+from fedmerge.workflow.prepared import prepare
 from fedmerge.workflow.verify import verify
 from tests import digits
 from tests.model_zoo import ZOO
@@ -263,7 +268,8 @@ def test_a_tied_weight_is_written_once_and_averaged() -> None:
     name = "tied language model"
     states = [dict(fresh(name, seed).state_dict()) for seed in (1, 2)]
     probes = ProbeOptions("noise", count=40)
-    merge = match(states, MatchOptions(merge_units="fit"), model=code(name), probes=probes)
+    options = MatchOptions(merge_units="fit", symmetries=False)  # what is made alike is held, too
+    merge = match(states, options, model=code(name), probes=probes)
     tied = [n for n in merge.state_dict() if n.startswith(("encoder", "decoder.weight"))]
     assert not set(tied) & set(merge.fitted)
     assert merge.fitted
@@ -294,3 +300,80 @@ def test_every_model_of_the_zoo_with_one_input_is_probed_without_a_note() -> Non
         merge = match(states, model=code(name), probes=probes)
         assert merge.quality is not None
         assert np.isfinite(merge.quality.merged.explained), name
+
+
+@cache
+def of_classes(classes: tuple[int, ...], seed: int) -> State:
+    """Return a client that saw some digits only."""
+    x, y = (torch.from_numpy(array[: digits.TRAINED]) for array in digits.images())
+    own = torch.isin(y, torch.tensor(classes)).nonzero().flatten()
+    generator = torch.Generator().manual_seed(seed)
+    torch.manual_seed(seed)
+    model = digits.build()
+    optimizer = torch.optim.Adam(model.parameters(), lr=5e-3)
+    for _ in range(150):
+        batch = own[torch.randint(len(own), (64,), generator=generator)]
+        optimizer.zero_grad()
+        torch.autograd.backward(nn.functional.cross_entropy(model(x[batch]), y[batch]))
+        optimizer.step()
+    return {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
+
+
+SKEWED = ((0, 1, 2, 3, 4, 5), (4, 5, 6, 7), (7, 8, 9, 0))
+COUNTS = {f"client-{k + 1}": [float(c in own) for c in range(10)] for k, own in enumerate(SKEWED)}
+
+
+def test_with_class_counts_the_ensemble_and_some_candidates_go_by_class(tmp_path: Path) -> None:
+    states = [of_classes(own, seed) for seed, own in enumerate(SKEWED)]
+    counted, plain = (merged(states, NOISE, class_counts=c) for c in (COUNTS, None))
+    assert counted.quality is not None
+    assert plain.quality is not None
+    extra = set(counted.quality.candidates) - set(plain.quality.candidates)
+    assert {name.partition(", ")[2] for name in extra} >= {"mean, classes alike"}
+    assert counted.quality.clients != plain.quality.clients  # another ensemble
+
+
+@pytest.mark.parametrize("is_by_class", [True, False])
+def test_a_merge_whose_last_layer_ignores_class_counts_is_recorded_as_such(
+    is_by_class: bool, tmp_path: Path
+) -> None:
+    states = [of_classes(own, seed) for seed, own in enumerate(SKEWED)]
+    names = [f"client-{k + 1}" for k in range(3)]
+    files = [digits.save(s, tmp_path / f"{n}.pt") for n, s in zip(names, states, strict=True)]
+    options = MatchOptions(class_counts=COUNTS, lead="none", merge_units="mean")
+    prepared = prepare(open_clients(files, options.reading), options, model=DIGITS)
+    scene = set_scene(Models(prepared, DIGITS, "cpu"), options, NOISE, silent)
+    matched = scene.matched(1.5, silent)
+    by_class, alike = scene.ways(matched, None, silent)
+    assert not np.allclose(by_class.merge.read("3.weight"), alike.merge.read("3.weight"))
+    chosen = by_class if is_by_class else alike
+    chosen.merge.write(tmp_path / "out.pt")
+    assert verify(tmp_path / "out.pt", files).ok
+    assert (chosen.merge.options.class_counts is not None) == is_by_class
+
+
+_ONLY = digits.build()
+_BACKBONE = nn.Linear(64, 16)
+
+
+def the_same_module() -> nn.Module:
+    """Return one and the same module on every call."""
+    return _ONLY
+
+
+def a_shared_backbone() -> nn.Module:
+    """Return a new module around a part that all of them share."""
+    return nn.Sequential(nn.Flatten(), _BACKBONE, nn.ReLU(), nn.Linear(16, 10))
+
+
+@pytest.mark.parametrize("factory", ["the_same_module", "a_shared_backbone"])
+def test_a_factory_may_return_what_it_returned_before(factory: str) -> None:
+    states = [trained(seed) for seed in range(3)]
+    wanted = merged(states)
+    code = ModelCode(f"{__name__}:{factory}", {}, ((2, 1, 8, 8),))
+    found = match(states, MatchOptions(), model=code, probes=NOISE)
+    assert found.quality is not None
+    assert wanted.quality is not None
+    assert found.quality.to_json() == wanted.quality.to_json()
+    each = [own.decisions for own in found.quality.clients.values()]
+    assert each != [1.0] * 3  # one module in three clients' places would agree with itself

@@ -1,0 +1,233 @@
+"""The charts of a report: scores, sharing, match costs, the frontier, rounds."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from fedmerge.report import words
+from fedmerge.report.drawing import (
+    BLUE,
+    FAINT,
+    GREEN,
+    INK,
+    ORANGE,
+    PINK,
+    SERIES,
+    one_axes,
+)
+from fedmerge.report.values import (
+    Curve,
+    FrontierPoint,
+    GroupView,
+    RoundsView,
+    ScoreKind,
+    Scores,
+)
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+BAR = 0.27  # inches of a row of bars
+HEIGHT = 2.7  # inches of other charts
+LONGEST_NAME = 26  # characters
+BINS = 24  # of a distribution
+MOST_WIDTHS = 6  # groups whose widths are drawn, those that grew most
+MARKERS = ("o", "s", "^", "D", "v", "P", "X")  # beside colours: they are told apart in print
+SHADES = (0.22, 0.4, 0.58, 0.76, 1.0)
+COLOURS: Mapping[ScoreKind, str] = {
+    "client": FAINT,
+    "average": ORANGE,
+    "ensemble": GREEN,
+    "merge": BLUE,
+    "other": PINK,
+}
+
+
+def draw_scores(scores: Scores) -> Figure:
+    """Return bars of every model's number, the merge in its own colour."""
+    rows = [row for row in scores.rows if row.value is not None]
+    figure, axes = one_axes(0.75 + BAR * len(rows))
+    names = [words.printable(row.model, LONGEST_NAME) for row in rows]
+    values = [float(row.value or 0.0) for row in rows]
+    bars = axes.barh(
+        range(len(rows)), values, color=[COLOURS[row.kind] for row in rows], height=0.68
+    )
+    labels = [words.number(value, is_share=scores.is_share) for value in values]
+    axes.bar_label(bars, labels=labels, padding=3, color=INK)
+    axes.set_yticks(range(len(rows)), labels=names, color=INK)
+    axes.invert_yaxis()
+    axes.margins(x=0.22, y=0.02)
+    axes.grid(axis="y", visible=False)
+    axes.set_xlabel(scores.metric)
+    if scores.is_share:
+        axes.set_xlim(0, 1.22)
+        _percent_ticks(axes, "x")
+    return figure
+
+
+def draw_sharing(groups: Sequence[GroupView], clients: int) -> Figure:
+    """Return a bar per group: which share of its global units has how many owners."""
+    figure, axes = one_axes(1.15 + BAR * len(groups))
+    ranges = words.owner_ranges(clients)
+    starts = [0.0] * len(groups)
+    for number, (low, high) in enumerate(ranges):
+        shares = [sum(group.owners[low - 1 : high]) / max(1, sum(group.owners)) for group in groups]
+        shade = SHADES[round(number * (len(SHADES) - 1) / max(1, len(ranges) - 1))]
+        axes.barh(
+            range(len(groups)),
+            shares,
+            left=starts,
+            height=0.68,
+            color=BLUE,
+            alpha=shade,
+            label=words.owner_label(low, high),
+        )
+        starts = [a + b for a, b in zip(starts, shares, strict=True)]
+    axes.set_yticks(
+        range(len(groups)),
+        labels=[words.printable(group.name, LONGEST_NAME) for group in groups],
+        color=INK,
+    )
+    axes.invert_yaxis()
+    axes.margins(y=0.02)
+    axes.set_xlim(0, 1)
+    axes.grid(axis="y", visible=False)
+    _percent_ticks(axes, "x")
+    axes.set_xlabel("share of the group's global units")
+    _add_key(figure)
+    return figure
+
+
+def draw_costs(group: GroupView) -> Figure:
+    """Return the distribution of match costs, 1 − cosine, next to the threshold's."""
+    import numpy as np
+
+    figure, axes = one_axes(HEIGHT * 0.72)
+    costs = 1 - np.asarray(group.similarities)
+    limit = None if group.threshold is None else 1 - group.threshold
+    highest = max(float(costs.max()), limit or 0.0) * 1.05
+    counts, edges = np.histogram(costs, bins=BINS, range=(0.0, max(highest, 1e-3)))
+    axes.stairs(counts, edges, fill=True, color=BLUE)
+    if limit is not None:
+        axes.axvline(limit, color=ORANGE, linestyle="--", label=f"threshold {limit:.2f}")
+        axes.legend(loc="best")
+    axes.set_xlabel("match cost, 1 − cosine (0: equal units)")
+    axes.set_ylabel("units")
+    _whole_ticks(axes, "y")
+    return figure
+
+
+def draw_frontier(points: Sequence[FrontierPoint]) -> Figure:
+    """Return agreement with the ensemble against size."""
+    figure, axes = one_axes(HEIGHT * 1.15)
+    kinds = (("client", ORANGE, "^", "clients"), ("merge", BLUE, "o", "merges"))
+    for kind, colour, marker, label in (*kinds, ("ensemble", GREEN, "s", "ensemble")):
+        own = sorted((p.growth, p.agreement) for p in points if p.kind == kind)
+        line = "-" if kind == "merge" else "None"
+        axes.plot(*zip(*own, strict=True), linestyle=line, marker=marker, color=colour, label=label)
+    axes.set_xlabel("size, as a multiple of a net as wide as the widest client")
+    axes.set_ylabel("decides as the ensemble")
+    axes.set_xlim(left=0)
+    _percent_ticks(axes, "y")
+    _add_key(figure)
+    return figure
+
+
+def draw_curves(
+    curves: Sequence[Curve], metric: str | None, *, by_bytes: bool, label: str
+) -> Figure:
+    """Return a number by round, or by what was exchanged; `metric` None is the local loss."""
+    figure, axes = one_axes(HEIGHT)
+    for number, curve in enumerate(curves):
+        values = curve.losses if metric is None else curve.metrics.get(metric, ())
+        places = curve.megabytes if by_bytes else curve.rounds
+        known = [(x, y) for x, y in zip(places, values, strict=False) if y is not None]
+        if not known:
+            continue
+        axes.plot(
+            *zip(*known, strict=True),
+            color=SERIES[number % len(SERIES)],
+            marker=MARKERS[number % len(MARKERS)],
+            markersize=5,
+            linestyle="-" if curve.is_own else "--",
+            label=words.printable(curve.name, LONGEST_NAME),
+        )
+    axes.set_xlabel("MB exchanged, up and down" if by_bytes else "round")
+    axes.set_ylabel(label)
+    if metric == "accuracy":
+        _percent_ticks(axes, "y")
+    if not by_bytes:
+        _round_ticks(axes, curves)
+    _add_key(figure)
+    return figure
+
+
+def draw_widths(rounds: RoundsView) -> Figure:
+    """Return the groups' global widths over the rounds."""
+    figure, axes = one_axes(HEIGHT)
+    for number, name in enumerate(shown_widths(rounds)):
+        known = [
+            (place, width)
+            for place, width in zip(rounds.curves[0].rounds, rounds.widths[name], strict=True)
+            if width is not None
+        ]
+        axes.plot(
+            *zip(*known, strict=True),
+            color=SERIES[number % len(SERIES)],
+            marker=MARKERS[number % len(MARKERS)],
+            markersize=5,
+            label=words.printable(name, LONGEST_NAME),
+        )
+    axes.set_xlabel("round")
+    axes.set_ylabel("units")
+    axes.set_ylim(bottom=0)
+    _round_ticks(axes, rounds.curves[:1])
+    _add_key(figure)
+    return figure
+
+
+def shown_widths(rounds: RoundsView) -> list[str]:
+    """Return the groups whose widths changed most, in the plan's order."""
+
+    def change(name: str) -> int:
+        known = [width for width in rounds.widths[name] if width is not None]
+        return max(known, default=0) - min(known, default=0)
+
+    most = sorted(rounds.widths, key=change, reverse=True)[:MOST_WIDTHS]
+    return [name for name in rounds.widths if name in most]
+
+
+def _add_key(figure: Figure) -> None:
+    """Say over the axes which colour and marker is what."""
+    figure.legend(loc="outside upper left", ncols=3, handlelength=1.6, columnspacing=1.2)
+
+
+def _percent_ticks(axes: Axes, which: str) -> None:
+    from matplotlib.ticker import FixedLocator, FuncFormatter
+
+    axis = axes.xaxis if which == "x" else axes.yaxis
+    axis.set_major_formatter(FuncFormatter(lambda share, _: f"{100 * share:.3g} %"))
+    if which == "x":
+        axis.set_major_locator(FixedLocator([0, 0.25, 0.5, 0.75, 1.0]))
+
+
+def _round_ticks(axes: Axes, curves: Sequence[Curve]) -> None:
+    """Let an axis span all rounds, also those of which a number is not known."""
+    last = max((curve.rounds[-1] for curve in curves if curve.rounds), default=1)
+    axes.set_xlim(0.5, last + 0.5)
+    _whole_ticks(axes, "x")
+
+
+def _whole_ticks(axes: Axes, which: str) -> None:
+    from matplotlib.ticker import MaxNLocator
+
+    axis = axes.xaxis if which == "x" else axes.yaxis
+    axis.set_major_locator(MaxNLocator(nbins=6, integer=True))
+
+
+def is_drawable(values: Sequence[float | None]) -> bool:
+    """Return whether there is a finite number among the values."""
+    return any(value is not None and math.isfinite(value) for value in values)

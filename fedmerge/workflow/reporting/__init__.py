@@ -1,0 +1,1 @@
+"""From a merge record and its files to the values that a report shows."""

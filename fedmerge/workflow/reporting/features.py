@@ -1,0 +1,236 @@
+"""What matched units see: feature maps of one image in the merge, its clients and their average."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import nn
+
+from fedmerge.checkpoint import Checkpoint, from_state_dict
+from fedmerge.errors import ArchitectureError, FedmergeError, UsageError
+from fedmerge.report import CellPicture, FeatureMaps, UnitRow
+from fedmerge.types.arrays import Array
+from fedmerge.types.layouts import axis_size, unit_positions
+from fedmerge.types.plans import Plan
+from fedmerge.workflow.load import load_checkpoint
+from fedmerge.workflow.merge import Merge
+from fedmerge.workflow.models import ModelCode, evaluated, model_names
+from fedmerge.workflow.prepared import Prepared, line_up, merge_of
+from fedmerge.workflow.reporting.images import ImageOptions, read_image
+
+SHOWN_UNITS = 4  # of a group
+CONVOLUTION = 4  # axes of a weight: units, inputs, height, width
+VISIBLE = (1, 3)  # input channels of filters that can be shown: grey, colours
+GLOBAL, AVERAGE = "merged", "average"
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A convolution, by its weight, that makes the units of a group alone."""
+
+    group: str
+    weight: str
+
+
+@dataclass(frozen=True)
+class Look:
+    """What one model makes of the image: maps and weights of the layers, by group."""
+
+    maps: Mapping[str, Array]  # (channels, height, width)
+    weights: Mapping[str, Array]  # (channels, inputs, height, width)
+
+
+@dataclass(frozen=True)
+class _Seen:
+    """One model's column: where each global unit is in it."""
+
+    name: str
+    look: Look | None
+    places: Mapping[str, Mapping[int, int]]  # group → global unit → channel
+
+    def picture(self, group: str, unit: int, *, is_filter: bool) -> CellPicture:
+        channel = self.places[group].get(unit)
+        if self.look is None or channel is None:
+            return CellPicture(None, "not its unit")
+        source = self.look.weights if is_filter else self.look.maps
+        values = source[group][channel]
+        what = "filter" if is_filter else "feature map"
+        return CellPicture(
+            _scaled(_as_pixels(values) if is_filter else values),
+            f"{what} of {self.name}, unit {channel}",
+        )
+
+
+def feature_maps(
+    merged: Checkpoint,
+    merge: Merge,
+    prepared: Prepared,
+    code: ModelCode,
+    options: ImageOptions,
+) -> tuple[FeatureMaps, ...]:
+    """Return the maps of the chosen groups; one model is in memory at a time."""
+    layers = chosen_layers(prepared.plan, options.groups)
+    first = prepared.plan.tensors[conv_layers(prepared.plan)[0].weight]
+    channels = axis_size(first.axes[1], prepared.client_widths[0])
+    size = code.input_shapes[0][-2:] if code.input_shapes else ()
+    image = read_image(options, channels, size)
+    columns = list(_columns(merged, merge, prepared, code, layers, image))
+    picture = CellPicture(_scaled(_as_pixels(image[0])), options.label)
+    return tuple(_maps_of(layer, columns, merge, picture) for layer in layers)
+
+
+def conv_layers(plan: Plan) -> list[Layer]:
+    """Return the first convolution that makes each group, in the plan's order."""
+    found: dict[str, Layer] = {}
+    for name, tensor in plan.tensors.items():
+        is_conv = tensor.role == "weight" and len(tensor.axes) == CONVOLUTION and tensor.out == 0
+        if is_conv and len(tensor.produces) == 1:
+            (group,) = tensor.produces
+            found.setdefault(group, Layer(group, name))
+    layers = [found[group.name] for group in plan.groups if group.name in found]
+    if not layers:
+        raise UsageError(
+            "--image: the net has no convolution whose units are matched",
+            "feature maps are of convolutional nets; leave --image out",
+        )
+    return layers
+
+
+def chosen_layers(plan: Plan, groups: Sequence[str]) -> list[Layer]:
+    """Return the layers of the named groups, by default the first and the last one's."""
+    layers = conv_layers(plan)
+    if not groups:
+        return layers if len(layers) < 3 else [layers[0], layers[-1]]
+    known = {layer.group: layer for layer in layers}
+    for group in groups:
+        if group not in known:
+            raise UsageError(
+                f"--image-group is '{group}', which no convolution makes",
+                f"there are {', '.join(known)}",
+            )
+    return [known[group] for group in groups]
+
+
+def _columns(
+    merged: Checkpoint,
+    merge: Merge,
+    prepared: Prepared,
+    code: ModelCode,
+    layers: Sequence[Layer],
+    image: Array,
+) -> Iterator[_Seen]:
+    """Yield the merge, every client and the average, as far as clients are equally wide."""
+    names = model_names(prepared.clients[0], code.build())
+    groups = [layer.group for layer in layers]
+
+    def look(checkpoint: Checkpoint) -> Look:
+        return _look(load_checkpoint(code.build, checkpoint), names, layers, image)
+
+    yield _Seen(GLOBAL, look(merged), {g: _channels(merge, layers, g) for g in groups})
+    for number, client in enumerate(prepared.clients):
+        own = {g: _channels(merge, layers, g, number) for g in groups}
+        yield _Seen(client.name, look(client), own)
+    try:
+        plain = merge_of(prepared, merge.options, line_up(prepared), is_compared=False)
+    except ArchitectureError:
+        return  # of different widths: there is no average
+    owners = {g: _first_owners(merge, layers, g) for g in groups}
+    yield _Seen(AVERAGE, look(from_state_dict(plain.state_dict(), name=AVERAGE)), owners)
+
+
+def _channels(
+    merge: Merge, layers: Sequence[Layer], group: str, client: int | None = None
+) -> dict[int, int]:
+    """Return global unit → channel in a client, or in the merge itself."""
+    weight = next(layer.weight for layer in layers if layer.group == group)
+    layout = merge.plan.tensors[weight].axes[0]
+    if client is None:
+        positions = unit_positions(layout, group, merge.widths)[:, 0].tolist()
+        return dict(enumerate(positions))
+    positions = unit_positions(layout, group, merge.client_widths[client])[:, 0].tolist()
+    units = merge.placements[client][group].indices.tolist()
+    return dict(zip(units, positions, strict=True))
+
+
+def _first_owners(merge: Merge, layers: Sequence[Layer], group: str) -> dict[int, int]:
+    found: dict[int, int] = {}
+    for client in range(len(merge.clients)):
+        found = {**_channels(merge, layers, group, client), **found}
+    return found
+
+
+def _look(
+    model: nn.Module, names: Mapping[str, str], layers: Sequence[Layer], image: Array
+) -> Look:
+    """Run a model on the image, and keep what the layers put out."""
+    maps: dict[str, Array] = {}
+    weights: dict[str, Array] = {}
+    hooks = []
+    for layer in layers:
+        module = model.get_submodule(names[layer.weight].rpartition(".")[0])
+        weights[layer.group] = model.get_parameter(names[layer.weight]).detach().float().numpy()
+
+        def keep(_: nn.Module, __: object, output: object, group: str = layer.group) -> None:
+            if isinstance(output, torch.Tensor) and output.dim() == CONVOLUTION:
+                maps.setdefault(group, output[0].detach().float().numpy().copy())
+
+        hooks.append(module.register_forward_hook(keep))
+    try:
+        parameter = next(model.parameters())
+        evaluated(model, [torch.from_numpy(np.ascontiguousarray(image)).to(parameter.dtype)])
+    except FedmergeError:
+        raise
+    except Exception as error:  # the user's code may raise anything
+        raise ArchitectureError(
+            f"the model does not run on the image {tuple(image.shape)}: {error}",
+            "give a picture of the size that the model takes, or --input-shape",
+        ) from error
+    finally:
+        for hook in hooks:
+            hook.remove()
+    for layer in layers:
+        if layer.group not in maps:
+            raise ArchitectureError(f"'{layer.weight}' put out no feature map of the image")
+    return Look(maps, weights)
+
+
+def _maps_of(
+    layer: Layer, columns: Sequence[_Seen], merge: Merge, image: CellPicture
+) -> FeatureMaps:
+    group = layer.group
+    first = columns[0].look
+    assert first is not None
+    has_filters = first.weights[group].shape[1] in VISIBLE
+    rows = []
+    for unit in shown_units(merge, group, columns[0]):
+        maps = tuple(column.picture(group, unit, is_filter=False) for column in columns)
+        filters = tuple(column.picture(group, unit, is_filter=True) for column in columns)
+        rows.append(UnitRow(unit, maps, filters if has_filters else ()))
+    names = tuple(column.name for column in columns)
+    return FeatureMaps(group, layer.weight, image, names, tuple(rows))
+
+
+def shown_units(merge: Merge, group: str, seen: _Seen) -> list[int]:
+    """Return the units with the most owners and, of these, the strongest answers, in order."""
+    owners = np.zeros(merge.widths[group], dtype=np.int64)
+    for placement in merge.placements:
+        owners[placement[group].indices] += 1
+    assert seen.look is not None
+    spread = seen.look.maps[group].std(axis=(1, 2))
+    channels = seen.places[group]
+    ranked = sorted(channels, key=lambda unit: (-owners[unit], -spread[channels[unit]], unit))
+    return sorted(ranked[:SHOWN_UNITS])
+
+
+def _as_pixels(values: Array) -> Array:
+    """Return (channels, height, width) as (height, width) or (height, width, 3)."""
+    return np.moveaxis(values[:3], 0, -1) if len(values) >= 3 else values[0]
+
+
+def _scaled(values: Array) -> Array:
+    """Return a picture's numbers from 0, the smallest, to 1, the largest."""
+    low, high = float(values.min()), float(values.max())
+    return (values - low) / (high - low) if high > low else np.full_like(values, 0.5)

@@ -1,0 +1,125 @@
+"""What a report takes models to be run for: feature maps, and measured quality."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fedmerge.checkpoint import Checkpoint, expand_paths, open_checkpoint
+from fedmerge.errors import CheckpointError, UsageError
+from fedmerge.report import FeatureMaps, Scores
+from fedmerge.types.progress import Progress
+from fedmerge.workflow.compare import Comparison, Row, compare
+from fedmerge.workflow.evaluate import EvaluationOptions, evaluate
+from fedmerge.workflow.record import MergeRecord
+from fedmerge.workflow.reporting.features import feature_maps
+from fedmerge.workflow.reporting.scores import measured_scores
+from fedmerge.workflow.reporting.wishes import Wishes
+from fedmerge.workflow.verify import open_recorded, prepare_recorded, replay_recorded
+
+if TYPE_CHECKING:
+    from fedmerge.workflow.models import ModelCode
+
+
+def features_of(merged: Path, record: MergeRecord, wishes: Wishes) -> tuple[FeatureMaps, ...]:
+    """Return what matched units see in the wished image."""
+    assert wishes.image is not None
+    assert wishes.model is not None
+    if record.is_trained:
+        raise UsageError(
+            "--image: the clients' models of the last pass are not kept after a run in rounds",
+            "feature maps are of one-shot merges",
+        )
+    clients = _recorded_clients(merged, record, wishes)
+    prepared = prepare_recorded(record, clients)
+    merge = replay_recorded(record, prepared)
+    return feature_maps(open_checkpoint(merged), merge, prepared, wishes.model, wishes.image)
+
+
+def measure(
+    merged: Path, record: MergeRecord, wishes: Wishes, progress: Progress
+) -> tuple[Scores, str, tuple[str, ...]]:
+    """Return the scores on the wished data, how a sentence about them starts, and warnings."""
+    name = Path(_code_and_data(wishes)[1]).name
+    is_alone = record.is_trained and not all(source.file for source in record.sources)
+    found = (
+        _alone(merged, record, wishes, progress)
+        if is_alone
+        else _compared(merged, record, wishes, progress)
+    )
+    how = f"Measured on {found.samples:,} samples of {name},"
+    return measured_scores(found, name), how, found.warnings
+
+
+def _code_and_data(wishes: Wishes) -> tuple[ModelCode, str]:
+    assert wishes.model is not None
+    assert wishes.data is not None
+    return wishes.model, wishes.data
+
+
+def _alone(
+    merged: Path,
+    record: MergeRecord,
+    wishes: Wishes,
+    progress: Progress,
+) -> Comparison:
+    """Measure a merged file whose clients never were files."""
+    model, data = _code_and_data(wishes)
+    (score,) = evaluate([merged], data, model=model, options=wishes.evaluation, progress=progress)
+    row = Row("global", merged.name, score.evaluation, score.parameters, record.growth)
+    return Comparison((row,), score.evaluation.samples, "", (), ())
+
+
+def _compared(
+    merged: Path,
+    record: MergeRecord,
+    wishes: Wishes,
+    progress: Progress,
+) -> Comparison:
+    model, data = _code_and_data(wishes)
+    clients = _recorded_clients(merged, record, wishes)
+    files = [clients[source.sha256].path for source in record.sources]
+    return compare(
+        [path for path in files if path is not None],
+        data,
+        model=model,
+        options=record.options,
+        merged=[merged],
+        plan=record.plan,
+        evaluation=wishes.evaluation or EvaluationOptions(),
+        is_matched=False,
+        progress=progress,
+    )
+
+
+def _recorded_clients(
+    merged: Path, record: MergeRecord, wishes: Wishes
+) -> Mapping[str, Checkpoint]:
+    """Return the clients by their hashes; they must be those of the record."""
+    files = _files(record, merged, wishes.clients)
+    clients = open_recorded(record, files)
+    for source in record.sources:
+        if source.sha256 not in clients:
+            raise CheckpointError(
+                f"client {source.name} ({source.file}) is not among the files, or was changed "
+                "since the merge",
+                "give the clients' files after the merged one, as they were merged",
+            )
+    return clients
+
+
+def _files(record: MergeRecord, merged: Path, given: Sequence[str | Path]) -> list[Path]:
+    """Return the clients' files: those given, else those beside the merged one."""
+    if given:
+        return expand_paths(given)
+    found = []
+    for source in record.sources:
+        place = merged.parent / source.file
+        if not source.file or not place.exists():
+            raise UsageError(
+                f"client {source.name} ({source.file or 'no file'}) is not beside {merged.name}",
+                "give the clients' files after the merged one",
+            )
+        found.append(place)
+    return found

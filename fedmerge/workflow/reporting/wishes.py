@@ -1,0 +1,25 @@
+"""What a report shall show beside what its record tells."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from fedmerge.workflow.evaluate import EvaluationOptions
+    from fedmerge.workflow.models import ModelCode
+    from fedmerge.workflow.reporting.images import ImageOptions
+
+
+@dataclass(frozen=True)
+class Wishes:
+    """What else a report shall show, for which models are run."""
+
+    clients: Sequence[str | Path] = ()
+    model: ModelCode | None = None
+    image: ImageOptions | None = None
+    data: str | None = None
+    evaluation: EvaluationOptions | None = None
+    baselines: Sequence[str | Path] = ()

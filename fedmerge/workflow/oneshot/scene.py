@@ -75,6 +75,11 @@ class Scene:
         """The clients that are merged."""
         return self.models.prepared
 
+    @property
+    def _stored(self) -> Prepared:
+        """The clients as their files have them."""
+        return self.prepared
+
     @cached_property
     def ensemble(self) -> Tensor:
         """The clients' mean answers, by classes where these are counted; only of finite ones."""
@@ -127,7 +132,8 @@ class Scene:
     def candidates(self, progress: Progress) -> Iterator[Candidate]:
         """Yield ways to merge, the plainest first: the earlier one wins where they are equal."""
         if self._is_free and self._is_equally_wide:
-            plain = merge_of(self.prepared, self.options, line_up(self.prepared), is_compared=False)
+            stored = self._stored
+            plain = merge_of(stored, self.options, line_up(stored), is_compared=False)
             yield self._candidate("element-wise average", plain)
         matched = self.matched(self.prepared.dials.max_growth, progress)
         leads = (

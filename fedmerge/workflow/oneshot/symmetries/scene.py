@@ -15,8 +15,7 @@ from fedmerge.workflow.oneshot.scene import Candidate, Scene
 from fedmerge.workflow.oneshot.steady import EQUAL
 from fedmerge.workflow.oneshot.symmetries.alike import Alike
 from fedmerge.workflow.oneshot.symmetries.rewritten import settled
-
-AVERAGE = "element-wise average"  # the scene's name of it
+from fedmerge.workflow.prepared import Prepared
 
 
 @dataclass(frozen=True)
@@ -26,15 +25,13 @@ class AlikeScene(Scene):
     That one is the best of all where clients come from one start, so it must not be lost.
     """
 
-    plain: Scene | None = None
+    plain: Scene | None = None  # of the clients as they are
     alike: Alike | None = None
 
-    def candidates(self, progress: Progress) -> Iterator[Candidate]:
-        """Yield ways to merge, the plainest first."""
+    @property
+    def _stored(self) -> Prepared:
         assert self.plain is not None
-        for candidate in super().candidates(progress):
-            is_average = candidate.name == AVERAGE
-            yield next(self.plain.candidates(progress)) if is_average else candidate
+        return self.plain.prepared
 
     def ways(self, matched: Merge, lead: int | None, progress: Progress) -> Iterator[Candidate]:
         """Yield a matching's ways to merge units; embeddings are read as products ask for it."""

@@ -5,13 +5,15 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 SOURCES := fedmerge tests benchmarks
 
-.PHONY: help demo test check format bench clean
+.PHONY: help demo test check docs docs-check format bench clean
 
 help:
 	@echo "make demo    train small clients on scikit-learn's digits, merge their files, compare"
 	@echo "make test    all tests"
 	@echo "make check   format check, ruff, mypy --strict, tests"
 	@echo "make bench   benchmarks next to their bars; BENCH=--all for the slow ones too"
+	@echo "make docs    the documentation as a site, in site/; warnings are errors"
+	@echo "make docs-check  run all blocks of the how-to pages, which takes minutes"
 	@echo "make format  format and fix what ruff can fix"
 
 $(STAMP): pyproject.toml constraints.txt
@@ -35,8 +37,14 @@ format: $(STAMP)
 	$(BIN)/ruff format $(SOURCES)
 	$(BIN)/ruff check --fix $(SOURCES)
 
+docs: $(STAMP)
+	$(BIN)/mkdocs build --strict
+
+docs-check: $(STAMP)
+	$(BIN)/python -m tests.pages docs/tutorial.md docs/how-to/*.md docs/reference/api.md
+
 bench: $(STAMP)
 	$(BIN)/python -m benchmarks $(BENCH)
 
 clean:
-	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis demo-output *.egg-info
+	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis demo-output site *.egg-info

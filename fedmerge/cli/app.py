@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, TypeVar
 
 import typer
 
@@ -14,15 +15,18 @@ from fedmerge.cli import options as opt
 from fedmerge.cli import probe_options as probe_opt
 from fedmerge.cli import report_options as report_opt
 from fedmerge.cli import training_options as train
+from fedmerge.cli.examples import INTRODUCTION, epilog
 from fedmerge.cli.signals import at_work
 from fedmerge.cli.terminal import Terminal
 from fedmerge.errors import UsageError
+
+_Run = TypeVar("_Run", bound=Callable[..., Any])
 
 app = typer.Typer(
     name="fedmerge",
     help="Merge separately trained PyTorch checkpoints of one architecture into one model.",
     epilog="Start with: fedmerge match a.pt b.pt -o global.pt",
-    no_args_is_help=True,
+    invoke_without_command=True,
     context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,
 )
@@ -34,17 +38,28 @@ def _version(asked: bool) -> None:
         raise typer.Exit
 
 
+def _command(panel: str, name: str) -> Callable[[_Run], _Run]:
+    """Return what makes a function a command, under a heading of the help and with examples."""
+    return app.command(name, rich_help_panel=panel, epilog=epilog(name))
+
+
+_MERGE, _MEASURE, _LOOK, _WRITE = "Merge", "Measure and show", "Look into files", "Files and data"
+
+
 @app.callback()
 def root(
+    context: typer.Context,
     version: Annotated[
         bool,
         typer.Option("--version", help="Show the version.", callback=_version, is_eager=True),
     ] = False,
 ) -> None:
     """Merge separately trained PyTorch checkpoints of one architecture into one model."""
+    if context.invoked_subcommand is None:
+        print(INTRODUCTION)
 
 
-@app.command()
+@_command(_MERGE, "match")
 def match(
     clients: opt.Clients,
     output: opt.MergedOutput = Path("global.pt"),
@@ -115,7 +130,7 @@ def match(
         command.run(given, Terminal(json, quiet, verbose))
 
 
-@app.command()
+@_command(_MERGE, "retrain")
 def retrain(
     context: typer.Context,
     shards: train.Shards,
@@ -199,7 +214,7 @@ def retrain(
         raise typer.Exit(command.run(given, Terminal(json, quiet, verbose)))
 
 
-@app.command("eval")
+@_command(_MEASURE, "eval")
 def evaluate(
     models: opt.Clients,
     model: opt.RequiredModel,
@@ -227,7 +242,7 @@ def evaluate(
         command.run(given, Terminal(json, quiet, verbose))
 
 
-@app.command()
+@_command(_MEASURE, "compare")
 def compare(
     clients: opt.Clients,
     model: opt.RequiredModel,
@@ -289,7 +304,7 @@ def compare(
         command.run(given, Terminal(json, quiet, verbose))
 
 
-@app.command()
+@_command(_WRITE, "partition")
 def partition(
     data: data_opt.DataSet,
     output: data_opt.ShardFolder = Path("shards"),
@@ -314,7 +329,7 @@ def partition(
         command.run(given, Terminal(json, quiet, verbose))
 
 
-@app.command()
+@_command(_LOOK, "plan")
 def plan(
     clients: opt.Clients,
     output: opt.OptionalOutput = None,
@@ -346,7 +361,7 @@ def plan(
         command.run(given, Terminal(json, quiet, verbose))
 
 
-@app.command()
+@_command(_LOOK, "inspect")
 def inspect(
     files: opt.Clients,
     flatten: opt.Flatten = None,
@@ -366,7 +381,7 @@ def inspect(
         raise typer.Exit(command.run(given, Terminal(json, quiet, verbose)))
 
 
-@app.command()
+@_command(_MEASURE, "verify")
 def verify(
     merged: opt.Merged,
     clients: opt.OptionalClients = None,
@@ -387,7 +402,7 @@ def verify(
         raise typer.Exit(command.run(given, Terminal(json, quiet, verbose)))
 
 
-@app.command()
+@_command(_MEASURE, "report")
 def report(
     merged: opt.Merged,
     clients: opt.OptionalClients = None,
@@ -422,7 +437,7 @@ def report(
         command.run(given, Terminal(json, quiet, verbose))
 
 
-@app.command()
+@_command(_WRITE, "convert")
 def convert(
     file: opt.File,
     output: opt.Output,
@@ -444,7 +459,7 @@ def convert(
         command.run(given, Terminal(json, quiet, verbose))
 
 
-@app.command()
+@_command(_WRITE, "export")
 def export(
     merged: opt.Merged,
     model: opt.RequiredModel,
@@ -467,7 +482,7 @@ def export(
         command.run(given, Terminal(json, quiet, verbose))
 
 
-@app.command()
+@_command(_MERGE, "demo")
 def demo(
     folder: Annotated[
         Path, typer.Argument(help="Where the demo's files go.", show_default=True)

@@ -31,6 +31,8 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # not every terminal knows every character
+    if not sys.stdout.isatty() and "FORCE_COLOR" not in os.environ:
+        os.environ["_TYPER_FORCE_DISABLE_TERMINAL"] = "1"  # which takes some CI logs for one
     sys.exit(run(sys.argv[1:]))
 
 
@@ -88,7 +90,5 @@ def _report_usage(error: Exception, as_json: bool) -> int:
     """Report what typer says about a wrong command line."""
     context = getattr(error, "ctx", None)
     message = str(getattr(error, "format_message", lambda: str(error))()).strip()
-    if not message:  # help was shown because nothing was asked for
-        return UsageError.exit_code
     command = context.command_path if context is not None else "fedmerge"
     return report(UsageError(message, f"see `{command} --help`"), as_json=as_json)

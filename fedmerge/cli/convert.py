@@ -14,14 +14,15 @@ from fedmerge.workflow.convert import convert
 def run(given: Mapping[str, Any], terminal: Terminal) -> None:
     """Write what was understood of a file as a plain state dict."""
     options = match_options(given)
-    checkpoint = convert(
-        given["file"],
-        given["output"],
-        options.reading,
-        dtype=options.dtype,
-        force=given["force"],
-        shard_size=given["shard_size"],
-    )
+    with terminal.busy("converting"):
+        checkpoint = convert(
+            given["file"],
+            given["output"],
+            options.reading,
+            dtype=options.dtype,
+            force=given["force"],
+            shard_size=given["shard_size"],
+        )
     output = written_path(given["output"], sharded=given["shard_size"] is not None)
     terminal.result(
         {

@@ -75,5 +75,5 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
 
 
 def epilog(command: str) -> str:
-    """Return what stands under a command's help; typer takes blank lines for line breaks."""
-    return "\n\n".join(("Examples:", *(f"  {line}" for line in EXAMPLES[command])))
+    """Return what stands under a command's help."""
+    return "\n".join(("Examples:", *(f"  {line}" for line in EXAMPLES[command])))

@@ -17,7 +17,8 @@ def run(given: Mapping[str, Any], terminal: Terminal) -> None:
     assert code is not None
     output: Path = given["output"]
     chosen = given["format"] or ("onnx" if output.suffix == ".onnx" else "pt2")
-    done = export(given["merged"], code, output, format=chosen, force=given["force"])
+    with terminal.busy("exporting, and running what was exported"):
+        done = export(given["merged"], code, output, format=chosen, force=given["force"])
     terminal.result({**vars(done), "output": str(done.output)})
     terminal.line(
         f"wrote {done.output} ({done.format}); its outputs differ by {done.difference:.1g} "

@@ -15,7 +15,8 @@ from fedmerge.workflow.inspect import Inspection, inspect
 def run(given: Mapping[str, Any], terminal: Terminal) -> int:
     """Show every file; the exit code is the first refusal's, else 0."""
     options = match_options(given)
-    inspections = inspect(given["files"], options.reading, options.chain)
+    with terminal.busy("reading files"):
+        inspections = inspect(given["files"], options.reading, options.chain)
     terminal.result({"files": [_to_json(inspection) for inspection in inspections]})
     for inspection in inspections:
         _show(inspection, terminal)

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 def run(given: Mapping[str, Any], terminal: Terminal) -> None:
     """Merge the clients, write the result and say what it is."""
     started = time.perf_counter()
-    options, plan, probes = match_options(given), given_plan(given), probe_options(given)
+    options, probes = match_options(given), probe_options(given)
     if probes.data is None and (given["normalize"] is not None or given["channels_last"]):
         raise UsageError("--normalize and --channels-last are for --probe-data")
     output, device = Path(given["output"]), choose_device(given["device"])
@@ -49,17 +49,14 @@ def run(given: Mapping[str, Any], terminal: Terminal) -> None:
         sharded = shard_size is not None
         check_output(output, inputs=paths, force=given["force"], sharded=sharded)
         check_also(given, paths)
-    note_merged(given["clients"], terminal)
-    clients = open_clients(paths, options.reading)
-    prepared = prepare(clients, options, plan=plan, model=model_code(given))
-    _say_notes(prepared, terminal)
+    prepared = _prepared(given, paths, options, terminal)
     if given["dry_run"]:
         _show_prediction(predict(prepared, options), terminal)
         return
     with terminal.progress() as progress:
         decide = _surveyed if wants_frontier else _merged
         merge, found = decide(prepared, options, probes, device=device, progress=progress)
-        output = merge.write(output, force=given["force"], shard_size=shard_size)
+        output = merge.write(output, force=given["force"], shard_size=shard_size, progress=progress)
         page = also_report(given, output)
     for warning in merge.warnings[len(prepared.warnings) :]:
         terminal.warn(warning)
@@ -69,11 +66,20 @@ def run(given: Mapping[str, Any], terminal: Terminal) -> None:
     terminal.result({**found_all, "seconds": seconds})
     if found is not None:
         show_frontier(found, given["frontier_plot"], terminal)
-    _show_merge(merge, output, paths, terminal)
+    _show_merge(merge, output, terminal)
+    terminal.line(_verdict(merge, output, given))
+    _say_how_to_check(output, paths, terminal)
     say_report(page, terminal)
 
 
-def _say_notes(prepared: Prepared, terminal: Terminal) -> None:
+def _prepared(
+    given: Mapping[str, Any], paths: Sequence[Path], options: MatchOptions, terminal: Terminal
+) -> Prepared:
+    """Open the clients and plan their merge, and say what there is to say about them."""
+    plan, code = given_plan(given), model_code(given)
+    note_merged(given["clients"], terminal)
+    with terminal.busy("reading clients"):
+        prepared = prepare(open_clients(paths, options.reading), options, plan=plan, model=code)
     for client in prepared.clients:
         for note in client.notes:
             terminal.detail(f"{client.name}: {note}")
@@ -81,6 +87,7 @@ def _say_notes(prepared: Prepared, terminal: Terminal) -> None:
         terminal.note(f"note: {note}")
     for warning in prepared.warnings:
         terminal.warn(warning)
+    return prepared
 
 
 def _merged(
@@ -108,7 +115,7 @@ def _surveyed(
     return found.merge, found
 
 
-def _show_merge(merge: Merge, output: Path, clients: Sequence[Path], terminal: Terminal) -> None:
+def _show_merge(merge: Merge, output: Path, terminal: Terminal) -> None:
     names = ", ".join(client.name for client in merge.clients)
     title = f"{len(merge.clients)} clients ({names}) of {merge.plan.architecture or 'one plan'}"
     rows = [
@@ -122,8 +129,14 @@ def _show_merge(merge: Merge, output: Path, clients: Sequence[Path], terminal: T
         for group in merge.groups
     ]
     terminal.table(title, ["group", "clients", "global", "matched", "scatter"], rows)
-    for line in (*sizes(merge), *ways_to_load(merge, output), *_quality(merge, output)):
+    for line in (*sizes(merge), *ways_to_load(merge, output)):
         terminal.line(line)
+    if merge.quality is not None:
+        terminal.line(f"chosen of {len(merge.quality.candidates)}: {merge.quality.chosen}")
+
+
+def _say_how_to_check(output: Path, clients: Sequence[Path], terminal: Terminal) -> None:
+    """Name what was written, and end with a command that checks it."""
     terminal.line(f"wrote {written(output)}; check it with:")
     terminal.line(shlex.join(["fedmerge", "verify", *map(as_argument, [output, *clients])]))
 
@@ -171,19 +184,20 @@ def ways_to_load(merge: Merge, output: Path) -> list[str]:
     ]
 
 
-def _quality(merge: Merge, output: Path) -> list[str]:
-    """Say how good the merge is, as far as it is known."""
-    command = f"fedmerge compare CLIENTS --global {output.name} --model M --data FILE"
+def _verdict(merge: Merge, output: Path, given: Mapping[str, Any]) -> str:
+    """Say in one line how good the merge is, as far as it is known, and how to measure it."""
+    clients = [as_argument(Path(path)) for path in given["clients"]]
+    files = [*clients, "--global", as_argument(output), "--model", given["model"] or "M"]
+    measure = f"measure it: {shlex.join(['fedmerge', 'compare', *files])} --data FILE"
     found = merge.quality
     if found is None:
-        return [f"quality: unknown without data; measure it: {command}"]
-    clients = ", ".join(f"{name} {own.decisions:.1%}" for name, own in found.clients.items())
-    return [
-        f"chosen of {len(found.candidates)}: {found.chosen}",
-        f"decides as the ensemble does on {found.merged.decisions:.1%} of {found.samples} held-out "
-        f"probes ({found.source}); clients: {clients}",
-        f"a prediction; measure it: {command}",
-    ]
+        return f"quality: unknown without data; {measure}"
+    best = found.best_client
+    return (
+        f"quality: decides as the ensemble does on {found.merged.decisions:.1%} of {found.samples} "
+        f"held-out probes ({found.source}), the best client ({best}) on "
+        f"{found.clients[best].decisions:.1%}; a prediction, {measure}"
+    )
 
 
 def _show_prediction(prediction: Prediction, terminal: Terminal) -> None:

@@ -18,13 +18,14 @@ def run(given: Mapping[str, Any], terminal: Terminal) -> None:
     """Write the shards and show how the classes are spread over them."""
     known = [field.name for field in fields(PartitionOptions)]
     options = PartitionOptions(**{name: given[name] for name in known if given[name] is not None})
-    done = partition(
-        given["data"],
-        given["output"],
-        options,
-        preparation=given_preparation(given["normalize"], given["channels_last"]),
-        force=given["force"],
-    )
+    with terminal.busy("splitting"):
+        done = partition(
+            given["data"],
+            given["output"],
+            options,
+            preparation=given_preparation(given["normalize"], given["channels_last"]),
+            force=given["force"],
+        )
     terminal.result({"output": str(given["output"]), **done.to_json()})
     for note in _notes(given["data"], done):
         terminal.note(f"note: {note}")

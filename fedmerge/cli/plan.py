@@ -37,9 +37,9 @@ def run(given: Mapping[str, Any], terminal: Terminal) -> None:
     if graph is not None:
         check_graph(graph, inputs=paths, force=given["force"])
     options = match_options(given)
-    clients = open_clients(paths, options.reading)
-    plan = given_plan(given)
-    prepared = prepare(clients, options, plan=plan, model=model_code(given))
+    plan, code = given_plan(given), model_code(given)
+    with terminal.busy("reading clients"):
+        prepared = prepare(open_clients(paths, options.reading), options, plan=plan, model=code)
     value = plan_to_json(prepared.plan)
     if output is not None:
         write_text(output, readable(value))

@@ -86,7 +86,8 @@ def _prepared(
     code = model_code(given)
     assert code is not None, "--model is required"
     note_merged(given["clients"] or [], terminal)
-    with redirect_stdout(sys.stderr):  # the user's code may print
+    # The user's code may print.
+    with terminal.busy("reading clients and shards"), redirect_stdout(sys.stderr):
         prepared = prepare_run(
             given["clients"] or [],
             given["shards"],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -11,8 +12,6 @@ from typing import Any
 
 from fedmerge.cli.tables import print_table
 from fedmerge.types.progress import Progress, silent
-
-BAR_WIDTH = 12  # characters; the rest of the line is for words
 
 
 @dataclass(frozen=True)
@@ -68,17 +67,12 @@ class Terminal:
 
         With `one_bar`, steps are what the only bar says at a time, also of the time left.
         """
-        if self.quiet or self.json or not sys.stderr.isatty():
+        if self.quiet or self.json or not _can_redraw():
             yield silent
             return
-        from rich.console import Console
-        from rich.progress import BarColumn, TextColumn
-        from rich.progress import Progress as Bars
-        from rich.table import Column
+        from fedmerge.cli.bars import progress_bars
 
-        text = TextColumn("{task.description}", markup=False, table_column=Column(no_wrap=True))
-        columns = (text, BarColumn(bar_width=BAR_WIDTH)) if one_bar else ()
-        with Bars(*columns, console=Console(stderr=True), transient=True) as bars:
+        with progress_bars(is_one=one_bar) as bars:
             tasks: dict[str, Any] = {}
 
             def show(step: str, done: float, total: int) -> None:
@@ -88,3 +82,20 @@ class Terminal:
                 bars.update(tasks[key], description=step, completed=done, total=total)
 
             yield show
+
+    @contextmanager
+    def busy(self, what: str) -> Iterator[None]:
+        """Say on a terminal what goes on, and for how long, where nobody knows how far it is."""
+        if self.quiet or self.json or not _can_redraw():
+            yield
+            return
+        from fedmerge.cli.bars import clock
+
+        with clock() as bars:
+            bars.add_task(what, total=None)
+            yield
+
+
+def _can_redraw() -> bool:
+    """Return whether stderr is a terminal that can write over a line."""
+    return sys.stderr.isatty() and os.environ.get("TERM") not in ("dumb", "unknown")

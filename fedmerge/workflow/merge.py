@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -20,6 +21,7 @@ from fedmerge.types.arrays import Array, Float64Array
 from fedmerge.types.clients import Client, TensorInfo
 from fedmerge.types.layouts import axis_size
 from fedmerge.types.plans import Norm, Plan
+from fedmerge.types.progress import Progress, silent
 from fedmerge.units import (
     Averaging,
     Placement,
@@ -166,7 +168,12 @@ class Merge:
         return state
 
     def write(
-        self, path: str | Path, *, force: bool = False, shard_size: str | int | None = None
+        self,
+        path: str | Path,
+        *,
+        force: bool = False,
+        shard_size: str | int | None = None,
+        progress: Progress = silent,
     ) -> Path:
         """Write the global model and its merge record; return the file to open.
 
@@ -176,10 +183,16 @@ class Merge:
         first = self.clients[0]
         own_names = {first.output_name(name): name for name in self.tensors}
         aliases = first.aliases.items()
+        started = itertools.count()
+
+        def read(written: str) -> Array:
+            progress("writing", next(started), len(own_names))
+            return self.read(own_names[written])
+
         write_model(
             Path(path),
             {written: self.tensors[name] for written, name in own_names.items()},
-            lambda written: self.read(own_names[written]),
+            read,
             aliases={first.output_name(a): first.output_name(n) for a, n in aliases},
             record=self.record,
             force=force,

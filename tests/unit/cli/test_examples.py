@@ -1,0 +1,51 @@
+"""Help that a user can copy."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import typer
+
+from fedmerge.cli.app import app
+from fedmerge.cli.examples import EXAMPLES, INTRODUCTION
+from tests.commands import options_of_commands, unknown_in_line
+
+FEW = 3  # commands that matter at first
+
+
+@pytest.mark.parametrize("command", sorted(set(options_of_commands()) - {""}))
+def test_every_command_has_examples_of_itself_that_its_parser_takes(command: str) -> None:
+    parser = getattr(typer.main.get_command(app), "commands")[command]  # noqa: B009
+    for line in EXAMPLES[command]:
+        program, name, *arguments = line.split()
+        assert (program, name) == ("fedmerge", command)
+        with parser.make_context(name, arguments, resilient_parsing=True) as context:
+            assert not context.args
+        assert unknown_in_line(line) == []
+
+
+def test_the_introduction_is_of_few_commands_that_exist() -> None:
+    lines = re.findall(r"^ {4}(fedmerge .*)$", INTRODUCTION, re.M)
+    assert len({line.split()[1] for line in lines}) == FEW
+    assert [wrong for line in lines for wrong in unknown_in_line(line)] == []
+
+
+@pytest.mark.parametrize(
+    ("line", "wrong"),
+    [
+        ("fedmerge mach a.pt", ["fedmerge mach"]),
+        ("fedmerge match a.pt --data x.npz -o g.pt", ["match --data"]),
+        ("fedmerge match a.pt -x", ["match -x"]),
+        ("fedmerge match a.pt -o g.pt  # --not an option", []),
+        ("fedmerge --version", []),
+    ],
+)
+def test_a_line_that_would_be_refused_is_noticed(line: str, wrong: list[str]) -> None:
+    assert unknown_in_line(line) == wrong
+
+
+def test_every_command_stands_under_a_heading() -> None:
+    panels = {info.rich_help_panel for info in app.registered_commands}
+    assert all(isinstance(panel, str) for panel in panels)
+    assert len(panels) > 1

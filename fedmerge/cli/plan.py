@@ -95,7 +95,8 @@ def _show_brief(prepared: Prepared, terminal: Terminal) -> None:
 
 
 def _title(plan: Plan) -> str:
-    return f"{plan.architecture or 'plan'}: {len(plan.groups)} groups"
+    groups = "1 group" if len(plan.groups) == 1 else f"{len(plan.groups)} groups"
+    return f"{plan.architecture or 'plan'}: {groups}"
 
 
 def _widths(prepared: Prepared, group: str) -> str:

@@ -158,10 +158,10 @@ def _fedmerge(*arguments: str | Path) -> str:
 
 
 def _accuracy(models: Sequence[nn.Module], data: Images) -> float:
-    """Return the accuracy of the models' mean probabilities."""
+    """Return the accuracy of the models' mean outputs."""
     with torch.no_grad():
-        votes = torch.stack([model(data.x).softmax(1) for model in models]).mean(0)
-    return float((votes.argmax(1) == data.y).float().mean())
+        outputs = torch.stack([model(data.x) for model in models]).mean(0)
+    return float((outputs.argmax(1) == data.y).float().mean())
 
 
 def _parameters(model: nn.Module) -> int:

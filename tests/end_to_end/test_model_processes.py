@@ -102,7 +102,7 @@ def test_plan_prints_the_groups_and_what_pinned_the_rest(folder: Path) -> None:
     done = process("plan", "a.pt", "--model", "net.py:build", *INPUT, cwd=folder)
     assert (done.code, done.err) == (0, "")
     assert done.out.splitlines()[:3] == [
-        "Net: 1 groups",
+        "Net: 1 group",
         "  group  width  can grow  tensors[axis]",
         "  stem       6  yes       stem.weight[0], stem.bias[0], norm.weight[0], norm.bias[0], "
         "norm.running_mean[0], norm.running_var[0], mid.weight[0], mid.weight[1], mid.bias[0], "

@@ -133,8 +133,8 @@ their decisions, by the clients' votes or by the variance explained made no bett
 equal decisions do.
 
 **VGG-9 with 1,000 inputs**: 54.6 % against 55. In one of three seeds the ensemble itself is at
-54.5 %. A fit by least squares varies less than what it is fitted to, the more so the worse units match, and
-a deep net feels that: giving hidden units their targets' variance back, before the fit and after
-it, gained 0.3, 0.7 and 0.7 points on training images that no client has, and 0.6 to 1.0 on the
-development CIFAR nets above. It is not part of these results.
+54.5 %. A fit by least squares varies less than what it is fitted to, the more so the worse units
+match, and a deep net feels that: giving hidden units their targets' variance back, before the fit
+and after it, gained 0.3, 0.7 and 0.7 points on training images that no client has, and 0.6 to 1.0
+on the CIFAR nets of the table of choices. It is not part of these results.
 """

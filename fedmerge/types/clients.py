@@ -47,3 +47,25 @@ class Client(Protocol):
 
     def read(self, name: str) -> Array:
         """Return one tensor: floats as float64 if stored so, else float32; others as stored."""
+
+
+@dataclass(frozen=True)
+class ClientView:
+    """A client seen otherwise than it is stored: who derives from this reads its tensors anew."""
+
+    client: Client
+
+    @property
+    def name(self) -> str:
+        """The client's name."""
+        return self.client.name
+
+    @property
+    def tensors(self) -> Mapping[str, TensorInfo]:
+        """The client's tensors."""
+        return self.client.tensors
+
+    @property
+    def aliases(self) -> Mapping[str, str]:
+        """The client's tied tensors."""
+        return self.client.aliases

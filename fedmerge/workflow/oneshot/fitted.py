@@ -13,7 +13,7 @@ from fedmerge.probing.calls import LayerCall
 from fedmerge.probing.cells import CellCall
 from fedmerge.probing.gram import Fit, Moments, best_ridge
 from fedmerge.types.arrays import Array
-from fedmerge.types.clients import Client, TensorInfo
+from fedmerge.types.clients import ClientView
 from fedmerge.types.plans import Norm, Plan
 from fedmerge.units import average_tensor, folded
 from fedmerge.workflow.merge import Merge
@@ -117,26 +117,10 @@ def _folded_mean(merge: Merge, name: str) -> Array:
 
 
 @dataclass(frozen=True)
-class _Folded:
+class _Folded(ClientView):
     """A client whose weights have the batch norms that follow them folded in."""
 
-    client: Client
     plan: Plan
-
-    @property
-    def name(self) -> str:
-        """The client's name."""
-        return self.client.name
-
-    @property
-    def tensors(self) -> Mapping[str, TensorInfo]:
-        """The client's tensors."""
-        return self.client.tensors
-
-    @property
-    def aliases(self) -> Mapping[str, str]:
-        """The client's tied tensors."""
-        return self.client.aliases
 
     def read(self, name: str) -> Array:
         """Return a tensor, folded."""

@@ -10,7 +10,7 @@ from typing import TypeAlias
 import numpy as np
 
 from fedmerge.types.arrays import Array, Float64Array
-from fedmerge.types.clients import Client, TensorInfo
+from fedmerge.types.clients import Client, ClientView
 from fedmerge.workflow.merge import Merge
 
 # tensor → axis → factors (axis,) of its positions, or a matrix (axis, axis) that they are times
@@ -18,26 +18,10 @@ Change: TypeAlias = Mapping[str, Mapping[int, Float64Array]]
 
 
 @dataclass(frozen=True)
-class Rewritten:
+class Rewritten(ClientView):
     """A client whose tensors are changed along some axes when they are read."""
 
-    client: Client
     changes: tuple[Change, ...]
-
-    @property
-    def name(self) -> str:
-        """The client's name."""
-        return self.client.name
-
-    @property
-    def tensors(self) -> Mapping[str, TensorInfo]:
-        """The client's tensors."""
-        return self.client.tensors
-
-    @property
-    def aliases(self) -> Mapping[str, str]:
-        """The client's tied tensors."""
-        return self.client.aliases
 
     def read(self, name: str) -> Array:
         """Return a tensor, changed."""

@@ -13,6 +13,14 @@ QUIET = 1e-12  # of the largest variance: outputs that vary less weigh no more t
 
 
 @dataclass(frozen=True)
+class Fit:
+    """A layer in closed form: x · weightᵀ + bias, weight (out, in)."""
+
+    weight: Tensor
+    bias: Tensor
+
+
+@dataclass(frozen=True)
 class Gram:
     """Second moments of rows (x, t) about their means, in double precision.
 
@@ -28,9 +36,26 @@ class Gram:
     def error(self, weight: Tensor, bias: Tensor) -> Tensor:
         """Return the mean square (out,) of x · weightᵀ + bias - t."""
         shift = self.input_mean @ weight.T + bias - self.target_mean
-        explained = (weight.T * (self.inputs @ weight.T)).sum(0)
         crossed = (weight.T * self.cross).sum(0)
-        return explained - 2 * crossed + self.targets + shift**2
+        return self.variance(weight) - 2 * crossed + self.targets + shift**2
+
+    def variance(self, weight: Tensor) -> Tensor:
+        """Return the variance (out,) of x · weightᵀ."""
+        return (weight.T * (self.inputs @ weight.T)).sum(0).clamp_min(0)
+
+    def as_lively(self, weight: Tensor) -> Tensor:
+        """Return the weight (out, in) with rows scaled so that outputs vary as the targets do.
+
+        Rows whose outputs hardly vary, or are no numbers, are left as they are.
+        """
+        variance = self.variance(weight)
+        is_lively = variance > QUIET * float(self.targets.max())
+        scale = (self.targets / variance).sqrt().where(is_lively, 1.0)
+        return weight * scale[:, None]
+
+    def fit_of(self, weight: Tensor) -> Fit:
+        """Return the layer of a weight (out, in) whose outputs have the targets' mean."""
+        return Fit(weight, self.target_mean - weight @ self.input_mean)
 
     def about_zero(self) -> Gram:
         """Return the moments about 0."""
@@ -102,14 +127,6 @@ class GramSum:
         return about_means if has_intercept else about_means.about_zero()
 
 
-@dataclass(frozen=True)
-class Fit:
-    """A layer in closed form: x · weightᵀ + bias, weight (out, in)."""
-
-    weight: Tensor
-    bias: Tensor
-
-
 def ridge(gram: Gram, start: Tensor, strength: float) -> Fit:
     """Return the layer that minimises the mean square error + strength·scale·|weight - start|².
 
@@ -121,7 +138,7 @@ def ridge(gram: Gram, start: Tensor, strength: float) -> Fit:
     factor, failed = torch.linalg.cholesky_ex(matrix)
     wanted = gram.cross + penalty * start.T
     weight = start.clone() if failed else torch.cholesky_solve(wanted, factor).T
-    return Fit(weight, gram.target_mean - weight @ gram.input_mean)
+    return gram.fit_of(weight)
 
 
 @dataclass(frozen=True)
@@ -147,3 +164,15 @@ def best_ridge(moments: Moments, start: Tensor, strengths: Sequence[float]) -> F
 
     fits = (ridge(moments.fitted, start, strength) for strength in strengths)
     return min(fits, key=held_out_error)
+
+
+def lively_ridge(moments: Moments, start: Tensor, strengths: Sequence[float]) -> Fit:
+    """Return the best ridge with outputs that vary as their targets do.
+
+    Least squares gives back only what it can explain, and the mean of units that match badly is
+    small: hidden units would fade from layer to layer. So it starts from, and ends in, rows of
+    the targets' variance.
+    """
+    fitted = moments.fitted
+    fit = best_ridge(moments, fitted.as_lively(start), strengths)
+    return fitted.fit_of(fitted.as_lively(fit.weight))

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fedmerge.probing.calls import LayerCall
 from fedmerge.probing.cells import CellCall
-from fedmerge.probing.gram import Fit, Moments, best_ridge
+from fedmerge.probing.gram import Fit, Moments, best_ridge, lively_ridge
 from fedmerge.types.arrays import Array
 from fedmerge.types.clients import ClientView
 from fedmerge.types.plans import Norm, Plan
@@ -48,7 +48,8 @@ def fitted_layer(
     """Return the weight and bias of a layer, and the batch norm that follows it, if any."""
     start = np.moveaxis(_folded_mean(merge, name), call.out_axis, 0)
     flat = torch.from_numpy(start.reshape(len(start), -1)).to(moments.fitted.inputs)
-    fit = best_ridge(moments, flat, STRENGTHS)
+    is_hidden = bool(merge.plan.tensors[name].produces)
+    fit = (lively_ridge if is_hidden else best_ridge)(moments, flat, STRENGTHS)
     weight = fit.weight.cpu().numpy().reshape(start.shape)
     found: dict[str, Array] = {name: np.moveaxis(weight, 0, call.out_axis)}
     bias = None if call.bias is None else names[call.bias]
@@ -64,7 +65,7 @@ def _fitted_norm(norm: Norm, fit: Fit, moments: Moments, bias: str | None) -> di
     Its statistics are those of its input on the probes, so that it may be trained on.
     """
     mean = fit.weight @ moments.fitted.input_mean
-    variance = (fit.weight.T * (moments.fitted.inputs @ fit.weight.T)).sum(0).clamp_min(0)
+    variance = moments.fitted.variance(fit.weight)
     if norm.scale is None or norm.shift is None:  # nothing to learn: the statistics do it all
         mean, variance = -fit.bias, torch.full_like(variance, 1 - norm.eps)
     found = {norm.mean: mean, norm.variance: variance}

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import Tensor
 
-from fedmerge.probing.gram import Gram, GramSum, Moments, best_ridge, ridge
+from fedmerge.probing.gram import Fit, Gram, GramSum, Moments, best_ridge, lively_ridge, ridge
 
 ROWS, INPUTS, OUTPUTS = 60, 5, 3
 
@@ -109,13 +111,49 @@ def test_the_strength_that_errs_least_on_held_out_rows_is_chosen() -> None:
     assert torch.allclose(exact.weight, true, rtol=0, atol=0.1)  # the start is wrong
 
 
+@pytest.mark.parametrize("solve", [best_ridge, lively_ridge])
 @pytest.mark.parametrize("spoilt", [torch.nan, torch.inf])
-def test_moments_that_are_no_numbers_leave_the_start(spoilt: float) -> None:
+def test_moments_that_are_no_numbers_leave_the_start(
+    spoilt: float, solve: Callable[..., Fit]
+) -> None:
     inputs, targets = data()
     inputs[3, 2] = spoilt
     moments = gram(inputs, targets)
-    fit = best_ridge(Moments(moments, moments), start(), (1e-4, 1.0))
+    fit = solve(Moments(moments, moments), start(), (1e-4, 1.0))
     assert torch.equal(fit.weight, start())
+
+
+def test_a_lively_fit_varies_as_its_targets_and_about_their_mean() -> None:
+    inputs, targets = data()
+    generator = torch.Generator().manual_seed(1)
+    noisy = targets + 60 * torch.randn(targets.shape, generator=generator, dtype=torch.float64)
+    moments = gram(inputs, noisy)
+    both = Moments(moments, moments)
+    lively, plain = (solve(both, start(), (1e-9,)) for solve in (lively_ridge, best_ridge))
+    outputs, faded = (inputs @ fit.weight.T + fit.bias for fit in (lively, plain))
+    assert torch.allclose(outputs.var(0, unbiased=False), noisy.var(0, unbiased=False))
+    assert torch.allclose(outputs.mean(0), noisy.mean(0))
+    assert (faded.var(0) < 0.9 * noisy.var(0)).all()  # what noise hides least squares leaves out
+    alike = torch.cosine_similarity(lively.weight, plain.weight)
+    assert torch.allclose(alike, torch.ones_like(alike))  # longer, the same way
+
+
+def test_a_lively_fit_of_what_can_be_explained_is_the_fit() -> None:
+    inputs, targets = data()
+    moments = gram(inputs, targets)
+    lively = lively_ridge(Moments(moments, moments), start(), (1e-9,))
+    plain = ridge(moments, start(), 1e-9)
+    assert torch.allclose(lively.weight, plain.weight, rtol=1e-3, atol=0)
+    assert not torch.equal(lively.weight, plain.weight)  # the noise is given back, too
+
+
+def test_rows_that_give_nothing_are_not_blown_up() -> None:
+    moments = gram(*data())
+    silent = start()
+    silent[1] = 0
+    scaled = moments.as_lively(silent)
+    assert torch.equal(scaled[1], silent[1])
+    assert torch.allclose(moments.variance(scaled)[[0, 2]], moments.targets[[0, 2]])
 
 
 def test_inputs_that_never_vary_fit_nothing_but_the_mean() -> None:

@@ -133,6 +133,9 @@ DEVELOPMENT: Mapping[str, Recipe] = {  # defaults were chosen by these, on train
         "CNN with batch norm": Recipe(
             f"{MODELS}:NormedCnn", "mnist", 3, 6000, 0.5, "torch", 4, 0.02, 32
         ),
+        "LSTM over rows": Recipe(
+            f"{MODELS}:RowLSTM", "mnist", 3, 12_000, HOMOGENEOUS, "torch", 5, 0.1, 32, 5.0
+        ),
         "character LSTM": Recipe(
             "char_lstm", "shakespeare", 3, 25_000, 0.5, "torch", 15, 0.8, 10, 5.0, 96
         ),

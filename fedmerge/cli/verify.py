@@ -42,7 +42,7 @@ def run(given: Mapping[str, Any], terminal: Terminal) -> int:
             terminal.line(f"recomputed from its {found.recomputed} clients: equal")
         if found.fitted:
             terminal.line(
-                f"not recomputed: {found.fitted} tensors that were fitted on probes; to check "
+                f"not recomputed: {found.fitted} tensors that depend on the probes; to check "
                 "these, merge again with the same options and compare"
             )
         if model is not None:

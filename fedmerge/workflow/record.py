@@ -73,7 +73,7 @@ class MergeRecord:
     assignments: Mapping[str, Mapping[str, IntArray]]  # client → group → (units,)
     tensors: Mapping[str, str]  # written name → SHA-256
     is_trained: bool  # in rounds: its tensors don't follow from the sources alone
-    fitted: frozenset[str]  # tensors that don't either: they were fitted on probes
+    fitted: frozenset[str]  # tensors that don't either: they depend on the probes
 
 
 def source_entry(client: Checkpoint) -> SourceEntry:

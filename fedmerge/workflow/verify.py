@@ -34,7 +34,7 @@ class Verification:
     recomputed: int  # how many clients the global tensors were recomputed from; 0: none given
     differences: tuple[str, ...]
     is_trained: bool = field(default=False, repr=False)  # its tensors don't follow from clients
-    fitted: int = 0  # tensors that don't either, because they were fitted on probes
+    fitted: int = 0  # tensors that don't either, because they depend on the probes
 
     @property
     def ok(self) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
-from benchmarks import loops, matching, memory, processes, retraining, shortcuts, wide
+from benchmarks import engines, loops, matching, memory, processes, retraining, shortcuts, wide
 from benchmarks.measure import Result
 
 
@@ -26,6 +26,7 @@ SUITES: Mapping[str, Suite] = {
     "runs": Suite("Whole merges as processes", processes.run_results),
     "memory": Suite("Peak memory, small files", memory.results),
     "retraining": Suite("Retraining beyond the training itself", retraining.results),
+    "engines": Suite("A round in other processes", engines.results, is_slow=True),
     "matching-slow": Suite(
         "One matching against its floor, more clients", matching.slow_results, is_slow=True
     ),

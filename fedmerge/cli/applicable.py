@@ -25,6 +25,7 @@ _PROXIMAL: _Case = ("--method fedprox", lambda given: _method(given) == "fedprox
 _STARTED: _Case = ("checkpoints", lambda given: bool(given["clients"]))
 _FRESH: _Case = ("clients that start without checkpoints", lambda given: not given["clients"])
 _PARALLEL: _Case = ("--engine processes", lambda given: given["engine"] == "processes")
+_CLUSTERED: _Case = ("--engine ray", lambda given: given["engine"] == "ray")
 _MOVING: _Case = ("--optimizer sgd", lambda given: given["optimizer"] in (None, "sgd"))
 
 _CASES: Mapping[_Case, tuple[str, ...]] = {
@@ -38,6 +39,7 @@ _CASES: Mapping[_Case, tuple[str, ...]] = {
     _FRESH: ("init", "init_epochs"),
     _STARTED: ("key", "weights", "allow_global", "match_by_order"),
     _PARALLEL: ("workers",),
+    _CLUSTERED: ("address", "cpus_per_client", "gpus_per_client"),
     _MOVING: ("momentum",),
 }
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, TypeAlias
 
-from fedmerge.cli.options import option
+from fedmerge.cli.options import flag, option
 
 _DATA = "Data"
 Shards: TypeAlias = Annotated[
@@ -37,7 +37,7 @@ Normalize: TypeAlias = Annotated[
     option(_DATA, "Mean and deviation of x/255, for images of bytes.", metavar="MEAN,STD"),
 ]
 ChannelsLast: TypeAlias = Annotated[
-    bool, option(_DATA, "Images are stored with their channels last.", "--channels-last")
+    bool, flag(_DATA, "Images are stored with their channels last.", "--channels-last")
 ]
 
 _ROUNDS = "Rounds"
@@ -100,7 +100,7 @@ ClipNorm: TypeAlias = Annotated[
     float | None, option(_TRAIN, "Largest norm of a step's gradient.", metavar="X")
 ]
 MixedPrecision: TypeAlias = Annotated[
-    bool, option(_TRAIN, "Half-precision products where the device has them.", "--mixed-precision")
+    bool, flag(_TRAIN, "Half-precision products where the device has them.", "--mixed-precision")
 ]
 PartialWeightDecay: TypeAlias = Annotated[
     float | None, option(_TRAIN, "While matched layers are frozen (default: 0).", metavar="X")
@@ -121,13 +121,28 @@ Engine: TypeAlias = Annotated[
     str | None,
     option(
         _CLIENTS,
-        "Train clients one by one here, or in processes of their own (default: local).",
-        metavar="local|processes",
+        "Train clients one by one here, in processes, or over a Ray cluster (default: local).",
+        metavar="local|processes|ray",
     ),
 ]
 Workers: TypeAlias = Annotated[
     int | None,
     option(_CLIENTS, "Processes (default: one per GPU, else as the cores allow).", metavar="N"),
+]
+Address: TypeAlias = Annotated[
+    str | None,
+    option(
+        _CLIENTS,
+        "The Ray cluster (default: one of its own here); auto: the one that Ray finds.",
+        metavar="HOST:PORT|auto",
+    ),
+]
+CpusPerClient: TypeAlias = Annotated[
+    float | None,
+    option(_CLIENTS, "CPUs of one client on Ray (default: --threads-per-client).", metavar="X"),
+]
+GpusPerClient: TypeAlias = Annotated[
+    float | None, option(_CLIENTS, "GPUs of one client on Ray (default: 0).", metavar="X")
 ]
 TrainingDevice: TypeAlias = Annotated[
     str,
@@ -157,11 +172,11 @@ WorkDir: TypeAlias = Annotated[
         _CLIENTS, "Where the state is kept (default: the output's name + .work).", metavar="FOLDER"
     ),
 ]
-Resume: TypeAlias = Annotated[bool, option(_CLIENTS, "Go on where a stopped run was.", "--resume")]
+Resume: TypeAlias = Annotated[bool, flag(_CLIENTS, "Go on where a stopped run was.", "--resume")]
 Events: TypeAlias = Annotated[
     Path | None, option(_CLIENTS, "Write one JSON line per event.", metavar="FILE.jsonl")
 ]
 RetrainDryRun: TypeAlias = Annotated[
     bool,
-    option("Output", "Show rounds, widths and bytes; train and write nothing.", "--dry-run"),
+    flag("Output", "Show rounds, widths and bytes; train and write nothing.", "--dry-run"),
 ]

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
 import sys
 import time
 import traceback
-from contextlib import redirect_stdout
+from contextlib import redirect_stdout, suppress
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -16,6 +17,9 @@ from fedmerge.engines.values import Status
 from fedmerge.errors import FedmergeError
 from fedmerge.types.arrays import Array
 from fedmerge.types.work import Arrays, JsonObject, Place, Work, WorkResult
+
+START_LIMIT = 300.0  # seconds for a worker to start and import its code; a hang, not slowness
+_THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 
 @dataclass(frozen=True)
@@ -36,6 +40,12 @@ def find_work(reference: str) -> Work:
     module, _, name = reference.partition(":")
     work: Work = getattr(importlib.import_module(module), name)
     return work
+
+
+def import_work(function: str) -> None:
+    """Import work beforehand, which may take longer than the work itself."""
+    with suppress(Exception, SystemExit):  # `call_work` meets the same failure and reports it
+        find_work(function)
 
 
 def call_work(function: str, arrays: Arrays, settings: JsonObject, place: Place) -> Reply:
@@ -59,6 +69,18 @@ def call_work(function: str, arrays: Arrays, settings: JsonObject, place: Place)
             seconds=time.perf_counter() - began,
         )
     return Reply("ok", reply.arrays, reply.values, seconds=time.perf_counter() - began)
+
+
+def thread_limits(threads: int) -> dict[str, str]:
+    """Return the environment of a process whose libraries shall use so many threads."""
+    return dict.fromkeys(_THREAD_VARIABLES, str(threads))
+
+
+def usable_cores() -> int:
+    """Return how many cores this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def _checked(result: WorkResult) -> WorkResult:

@@ -13,12 +13,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import TypeAlias
 
+from fedmerge.engines.calls import START_LIMIT, thread_limits, usable_cores
 from fedmerge.engines.values import ClientInfo, Outcome, Status, Task
 from fedmerge.engines.wire import receive, send
 from fedmerge.engines.worker import task_message
 from fedmerge.types.work import Place
 
-START_LIMIT = 300.0  # seconds for a worker to start and import its code; a hang, not slowness
 _FAREWELL = 5.0  # seconds for a worker to leave by itself
 # Ctrl-C reaches workers too, and is the parent's: ignored before anything else is imported.
 _START = (
@@ -26,16 +26,13 @@ _START = (
     "from fedmerge.engines.worker import main; main()"
 )
 _Ended: TypeAlias = "queue.SimpleQueue[tuple[_Seat, Outcome]]"
-_THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 
 def default_workers(devices: Sequence[str], threads: int) -> int:
     """Return one worker per accelerator, or as many as the cores can feed."""
     if tuple(devices) != ("cpu",):
         return len(devices)
-    if hasattr(os, "sched_getaffinity"):
-        return max(1, len(os.sched_getaffinity(0)) // threads)
-    return max(1, (os.cpu_count() or 1) // threads)
+    return max(1, usable_cores() // threads)
 
 
 class ProcessEngine:
@@ -150,12 +147,11 @@ class _Worker:
     """The parent's side of one worker process."""
 
     def __init__(self, threads: int) -> None:
-        limits = dict.fromkeys(_THREAD_VARIABLES, str(threads))
         self._process = subprocess.Popen(
             [sys.executable, "-c", _START.format(path=sys.path)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            env={**os.environ, **limits},
+            env={**os.environ, **thread_limits(threads)},
         )
         assert self._process.stdin is not None
         assert self._process.stdout is not None

@@ -68,7 +68,7 @@ class Engine(Protocol):
     """Runs the tasks of clients; one `run` at a time."""
 
     def clients(self) -> Sequence[ClientInfo]:
-        """Return the clients that can be placed now."""
+        """Return the clients that can be placed now, in the order in which to start them."""
 
     def run(self, tasks: Iterable[Task], *, timeout: float | None) -> Iterator[Outcome]:
         """Yield exactly one outcome per task, in the order in which they end.

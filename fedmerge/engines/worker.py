@@ -6,11 +6,10 @@ import os
 import queue
 import signal
 import threading
-from contextlib import suppress
 from dataclasses import asdict
 from typing import IO, Any
 
-from fedmerge.engines.calls import call_work, find_work
+from fedmerge.engines.calls import call_work, import_work
 from fedmerge.engines.wire import receive, send
 from fedmerge.types.arrays import Array
 from fedmerge.types.work import Place
@@ -27,8 +26,7 @@ def main() -> None:
     while True:
         message, arrays = tasks.get()
         function, settings = message["function"], message["settings"]
-        with suppress(Exception, SystemExit):  # `call_work` meets the same failure and reports it
-            find_work(function)
+        import_work(function)
         send(outbox, {"started": True}, {})  # imports took their time; the client's begins now
         reply = call_work(function, arrays, settings, Place(**message["place"]))
         del arrays  # the next task must not find this one's in memory

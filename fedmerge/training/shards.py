@@ -16,6 +16,7 @@ from fedmerge.references import find_object, is_reference
 from fedmerge.training.containers import as_array, open_columns
 from fedmerge.training.preparation import Preparation
 from fedmerge.types.arrays import Array, IntArray
+from fedmerge.types.words import listed
 
 Keys: TypeAlias = Sequence[tuple[str, str]]  # names of samples and targets, the first found wins
 
@@ -23,6 +24,7 @@ SHARD_KEYS: Keys = (("x", "y"),)
 TRAINING_KEYS: Keys = (("x", "y"), ("x_train", "y_train"))  # of a data set to be partitioned
 EVALUATION_KEYS: Keys = (("x", "y"), ("x_test", "y_test"))
 
+MOST_PAIRS = 8  # of clients and shards that a note names
 _TARGETS = {"f": np.float32, "i": np.int64, "u": np.int64, "b": np.int64}  # by numpy's kinds
 
 
@@ -123,7 +125,7 @@ def pair_shards(clients: Sequence[str], paths: Sequence[Path]) -> Pairing:
         return Pairing({name: by_stem[name] for name in clients}, "paired by name")
     names, files = sorted(clients, key=natural_order), sorted(paths, key=natural_order)
     in_order = dict(zip(names, files, strict=True))
-    pairs = ", ".join(f"{name} ← {path.name}" for name, path in in_order.items())
+    pairs = listed([f"{name} ← {path.name}" for name, path in in_order.items()], MOST_PAIRS)
     return Pairing(
         {name: in_order[name] for name in clients},
         f"the names of clients and shards differ: paired in order ({pairs})",

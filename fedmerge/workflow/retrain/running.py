@@ -6,14 +6,23 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal, TypeAlias
 
-from fedmerge.engines import Engine, LocalEngine, ProcessEngine, default_workers
+from fedmerge.engines import (
+    Engine,
+    LocalEngine,
+    ProcessEngine,
+    RayEngine,
+    Share,
+    check_installed,
+    default_workers,
+    is_address,
+)
 from fedmerge.engines import RetryPolicy as RetryPolicy  # also ours to hand out
 from fedmerge.errors import UsageError
 from fedmerge.training import choose_devices
-from fedmerge.types.rules import Rule, one_of, positive, whole
+from fedmerge.types.rules import Rule, number, one_of, positive, whole
 from fedmerge.workflow.options import option_name
 
-EngineName: TypeAlias = Literal["local", "processes"]
+EngineName: TypeAlias = Literal["local", "processes", "ray"]
 
 
 @dataclass(frozen=True)
@@ -22,6 +31,9 @@ class Running:
 
     engine: EngineName = "local"
     workers: int | None = None  # of processes; None: one per accelerator, or as the cores allow
+    address: str | None = None  # of a Ray cluster; None: one of our own on this machine
+    cpus_per_client: float | None = None  # of Ray; None: as many as threads
+    gpus_per_client: float = 0  # of Ray
     device: str = "auto"  # or cpu, cuda, mps, or a list like cuda:0,cuda:1
     threads_per_client: int = 1  # changes the last bits of sums
     policy: RetryPolicy = field(default_factory=RetryPolicy)
@@ -32,6 +44,8 @@ class Running:
             if values[name] is not None and not is_valid(values[name]):
                 option = option_name(_OPTION_NAMES.get(name, name))
                 raise UsageError(f"{option} is {values[name]!r}, expected {expected}")
+        if self.engine == "ray":
+            check_installed()
 
     @property
     def devices(self) -> tuple[str, ...]:
@@ -68,9 +82,38 @@ def _processes(running: Running, clients: Sequence[str]) -> Engine:
     return ProcessEngine(clients, workers=workers, devices=running.devices, threads=threads)
 
 
+def _ray(running: Running, clients: Sequence[str]) -> Engine:
+    threads, gpus = running.threads_per_client, running.gpus_per_client
+    return RayEngine(
+        clients,
+        address=running.address,
+        share=Share(running.cpus_per_client or threads, gpus),
+        device=_device_on_nodes(running),
+        threads=threads,
+    )
+
+
+def _device_on_nodes(running: Running) -> str:
+    """Return the kind of device that a client uses where Ray places it."""
+    if running.device == "auto":
+        return "cuda" if running.gpus_per_client else "cpu"
+    kind = running.devices[0].partition(":")[0]
+    if kind == "cuda" and not running.gpus_per_client:
+        raise UsageError(
+            f"--device is {running.device}, but --engine ray gives clients no GPUs",
+            "ask for them with --gpus-per-client",
+        )
+    return kind
+
+
+def _is_gpu_share(value: Any) -> bool:
+    return number(0)(value) and (value < 1 or value == int(value))
+
+
 _ENGINES: Mapping[EngineName, Callable[[Running, Sequence[str]], Engine]] = {
     "local": _local,
     "processes": _processes,
+    "ray": _ray,
 }
 
 
@@ -78,6 +121,9 @@ _OPTION_NAMES = {"timeout": "client_timeout"}
 _RULES: Mapping[str, Rule] = {
     "engine": one_of(*_ENGINES),
     "workers": (whole(1), "a whole number from 1"),
+    "address": (is_address, "HOST:PORT or auto"),
+    "cpus_per_client": (positive, "a positive number"),
+    "gpus_per_client": (_is_gpu_share, "a fraction of one or a whole number"),
     "threads_per_client": (whole(1), "a whole number from 1"),
     "retries": (whole(0), "a whole number from 0"),
     "min_clients": (whole(1), "a whole number from 1"),

@@ -73,6 +73,27 @@ def describe(arrays: Arrays, settings: JsonObject, place: Place) -> WorkResult:
     return WorkResult({}, values)
 
 
+def hold_gpu(arrays: Arrays, settings: JsonObject, place: Place) -> WorkResult:
+    began = time.time()
+    time.sleep(settings["seconds"])
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    times = {"began": began, "ended": time.time()}
+    return WorkResult({}, {"pid": os.getpid(), "gpu": visible, "device": place.device, **times})
+
+
+def linger(arrays: Arrays, settings: JsonObject, place: Place) -> WorkResult:
+    Path(settings["mark"]).write_text(str(os.getpid()))
+    time.sleep(600)
+    return WorkResult({}, {})
+
+
+def where(arrays: Arrays, settings: JsonObject, place: Place) -> WorkResult:
+    names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+    threads = {name: os.environ.get(name) for name in names}
+    time.sleep(settings.get("seconds", 0))
+    return WorkResult({}, {"parent": os.getppid(), "folder": str(Path.cwd()), "threads": threads})
+
+
 def talk(arrays: Arrays, settings: JsonObject, place: Place) -> WorkResult:
     print("words of the user's code")
     os.write(1, b"words of a library\n")

@@ -56,7 +56,7 @@ def test_wrong_options_are_refused(name: str, value: object, expected: str) -> N
 @pytest.mark.parametrize(
     ("name", "value", "expected"),
     [
-        ("engine", "ray", "--engine is 'ray', expected local or processes"),
+        ("engine", "mpi", "--engine is 'mpi', expected local or processes or ray"),
         ("workers", 0, "--workers is 0, expected a whole number from 1"),
         ("threads_per_client", 0, "--threads-per-client is 0"),
         ("retries", -1, "--retries is -1, expected a whole number from 0"),

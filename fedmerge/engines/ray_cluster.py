@@ -1,0 +1,193 @@
+"""Start a Ray cluster of one's own on this machine, or join one; leave it as it was."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from fedmerge.engines.ray_nodes import Node
+from fedmerge.errors import TrainingError, UsageError
+
+ANY = "auto"  # the cluster that RAY_ADDRESS names, or the one that runs on this machine
+LOOPBACK = "127.0.0.1"
+REACH_LIMIT = 5.0  # seconds for a host to answer at all
+JOIN_LIMIT = 30.0  # seconds for a cluster to let us in; Ray itself tries for many minutes
+
+# Ray prints its troubles to stdout, which belongs to the results: what it would print is skipped,
+# outcomes say it all.
+_SETTINGS = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_DEDUP_LOGS_SKIP_REGEX": "."}
+# Ray takes 127.0.0.1 for a mistake, and listens everywhere, unless it must not form clusters of
+# several machines, which this forbids on every system, whatever its name says.
+_LOOPBACK_ONLY = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
+_QUIET: dict[str, Any] = {"log_to_driver": False, "configure_logging": False}
+# For the trial of an address: a few attempts instead of dozens.
+_HURRY = {
+    "RAY_NUM_REDIS_GET_RETRIES": "3",
+    "RAY_gcs_rpc_server_connect_timeout_s": "3",
+    "RAY_gcs_rpc_server_reconnect_timeout_s": "5",
+}
+_REFUSED = "InvalidAuthToken"
+_TRIAL = "import sys, ray; ray.init(address=sys.argv[1], log_to_driver=False)"
+
+
+def check_installed() -> None:
+    """Refuse an engine whose library is not there."""
+    if importlib.util.find_spec("ray") is None:
+        raise UsageError("--engine ray needs Ray", "pip install 'fedmerge[ray]'")
+
+
+def is_address(text: str) -> bool:
+    """Whether a text is HOST:PORT, or `auto`.
+
+    >>> [is_address(text) for text in ("10.0.0.1:6379", "auto", "head", "ray://head:10001")]
+    [True, True, False, False]
+    """
+    host, _, port = text.rpartition(":")
+    return text == ANY or (bool(host) and port.isdecimal() and "/" not in host)
+
+
+def connect(address: str | None, *, cpus: int) -> Callable[[], None]:
+    """Join the cluster at an address, or start one with so many CPUs; return what ends it.
+
+    A process that uses Ray already goes on with the cluster that it is in.
+    """
+    check_installed()
+    if "ray" not in sys.modules:
+        _set_up(is_own=address is None)
+    import ray
+
+    if ray.is_initialized():
+        return lambda: None
+    return _start(cpus) if address is None else _join(address)
+
+
+def _set_up(*, is_own: bool) -> None:
+    """Set what Ray reads once per process, when it is imported; what the user has set stands."""
+    for name, value in _SETTINGS.items():
+        os.environ.setdefault(name, value)
+    if is_own:
+        os.environ[_LOOPBACK_ONLY] = "0"
+    if is_own and "RAY_AUTH_MODE" not in os.environ:
+        os.environ.update(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=secrets.token_hex(32))
+
+
+def nodes_up() -> list[Node]:
+    """Return the nodes of the cluster that are up."""
+    import ray
+
+    known = ray.nodes()  # type: ignore[no-untyped-call]
+    return [
+        Node(node["NodeID"], node["NodeManagerAddress"], node["Resources"])
+        for node in known
+        if node["Alive"]
+    ]
+
+
+def _start(cpus: int) -> Callable[[], None]:
+    """Start a cluster that only this machine and only this process can use."""
+    folder = tempfile.mkdtemp(prefix="fedmerge-ray-")
+    local = {"address": "local", "_node_ip_address": LOOPBACK, "include_dashboard": False}
+
+    def stop() -> None:
+        _leave()
+        shutil.rmtree(folder, ignore_errors=True)
+
+    try:
+        _initialise(**local, num_cpus=cpus, _temp_dir=folder)
+    except BaseException as error:
+        stop()
+        if not isinstance(error, Exception):
+            raise
+        raise TrainingError(f"Ray cannot be started here: {_last_line(str(error))}") from error
+    return stop
+
+
+def _join(address: str) -> Callable[[], None]:
+    if address != ANY:
+        _reach(address)
+    _try(address)
+    try:
+        _initialise(address=address)
+    except BaseException:
+        _leave()
+        raise
+    return _leave
+
+
+def _initialise(**settings: Any) -> None:
+    import ray
+
+    with _own_signals():
+        ray.init(**settings, **_QUIET)
+
+
+def _leave() -> None:
+    """Disconnect, which also ends all that this process started."""
+    import ray
+
+    ray.shutdown()
+
+
+@contextmanager
+def _own_signals() -> Iterator[None]:
+    """Keep the handler of SIGTERM, which Ray replaces by one that exits."""
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    finally:
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, before)
+
+
+def _reach(address: str) -> None:
+    """Refuse an address at which nobody listens."""
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), REACH_LIMIT).close()
+    except (OSError, OverflowError) as error:
+        raise _unreachable(address, str(error)) from error
+
+
+def _try(address: str) -> None:
+    """Join in another process first: Ray's attempt can neither be hurried nor interrupted."""
+    command = [sys.executable, "-c", _TRIAL, address]
+    try:
+        done = subprocess.run(
+            command,
+            env={**os.environ, **_HURRY},
+            capture_output=True,
+            text=True,
+            errors="replace",
+            check=False,
+            timeout=JOIN_LIMIT,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise _unreachable(address, f"no answer within {JOIN_LIMIT:g} s") from error
+    if done.returncode:
+        is_refused = _REFUSED in done.stderr
+        why = "it does not accept our token" if is_refused else _last_line(done.stderr)
+        raise _unreachable(address, why)
+
+
+def _unreachable(address: str, why: str) -> TrainingError:
+    return TrainingError(
+        f"no Ray cluster can be joined at {address}: {why}",
+        "see that it runs (`ray status`), that one of its nodes is on this machine, and that "
+        "RAY_AUTH_MODE and the token are the cluster's",
+    )
+
+
+def _last_line(text: str) -> str:
+    lines = [line for line in text.splitlines() if line.strip()]
+    return lines[-1].strip() if lines else "no reason given"

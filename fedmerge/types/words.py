@@ -1,0 +1,14 @@
+"""Names in sentences."""
+
+from collections.abc import Sequence
+
+
+def listed(names: Sequence[str], most: int) -> str:
+    """Return names with commas between them, the first `most` of them if they are more.
+
+    >>> listed(["a", "b", "c", "d"], 2)
+    'a, b and 2 more'
+    """
+    if len(names) <= most + 1:
+        return ", ".join(names)
+    return f"{', '.join(names[:most])} and {len(names) - most:,} more"

@@ -5,6 +5,7 @@ from fedmerge.matching.values import (
     GroupMatching,
     Prior,
     SearchOptions,
+    TooWide,
     UnitFeatures,
     prior_at_threshold,
 )
@@ -13,6 +14,7 @@ __all__ = [
     "GroupMatching",
     "Prior",
     "SearchOptions",
+    "TooWide",
     "UnitFeatures",
     "keep_apart",
     "match_units",

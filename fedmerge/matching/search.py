@@ -8,7 +8,14 @@ from fedmerge.errors import MatchingError
 from fedmerge.matching.clients import ClientUnits, client_units
 from fedmerge.matching.rows import row_chunks, row_products, row_squares
 from fedmerge.matching.slots import Slots
-from fedmerge.matching.values import GroupMatching, Prior, SearchOptions, Shortcuts, UnitFeatures
+from fedmerge.matching.values import (
+    GroupMatching,
+    Prior,
+    SearchOptions,
+    Shortcuts,
+    TooWide,
+    UnitFeatures,
+)
 from fedmerge.matching.visits import Visitor
 from fedmerge.types.arrays import Float64Array
 from fedmerge.types.assignments import Assignment
@@ -26,13 +33,14 @@ def match_units(
     rng: np.random.Generator,
     shortcuts: Shortcuts = Shortcuts(),  # noqa: B008, a frozen value
     progress: Callable[[float], None] = lambda share: None,
+    is_hopeless: Callable[[int], bool] = lambda width: False,
 ) -> GroupMatching:
     """Match one group's units over all clients, each (units, features), by maximum a posteriori.
 
     The widest client comes first, the others once in their order, then sweeps in random order
     until one changes nothing. Global units are numbered by their first owner in that order, and by
     its units: the widest client keeps its numbering. `progress` hears the share of the visits that
-    are made at least.
+    are made at least. Where the global units of so far are hopelessly many, `TooWide` is raised.
     """
     exact = prior.sigma < EXACT_BELOW * (prior.sigma + prior.sigma0)
     clients = [client_units(features, exact=exact) for features in units]
@@ -43,6 +51,8 @@ def match_units(
     for done, client in enumerate(order):
         progress(done / (2 * len(order)))
         visitor.visit(client)
+        if is_hopeless(slots.width):
+            raise TooWide
     sweeps, changed = 0, True
     while changed and sweeps < options.sweeps:
         sweeps += 1

@@ -45,6 +45,11 @@ class Slots:
         """How many slots there are, free ones included."""
         return len(self.counts)
 
+    @property
+    def width(self) -> int:
+        """How many slots have members."""
+        return int(np.count_nonzero(self.counts))
+
     def changed_since(self, time: int) -> bool:
         """Return whether a member of any slot came or left after this time."""
         return bool((self.changed > time).any())

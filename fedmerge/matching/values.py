@@ -100,6 +100,10 @@ class Shortcuts:
     stop: bool = True  # end the search after a sweep that changes nothing
 
 
+class TooWide(Exception):  # noqa: N818, how a search ends that nobody wants the result of
+    """The global units of a search became more than any use of them allows."""
+
+
 @dataclass(frozen=True)
 class GroupMatching:
     """Where every client's units of one group went."""

@@ -14,6 +14,7 @@ from fedmerge.matching import (
     GroupMatching,
     Prior,
     SearchOptions,
+    TooWide,
     UnitFeatures,
     keep_apart,
     match_units,
@@ -28,6 +29,9 @@ from fedmerge.workflow.options import Dials
 
 HIGHEST_THRESHOLD = 1 - 1e-6  # for groups with a limit; at 1 the variance σ² would vanish
 BUDGET_TRIES = 12  # matchings of the whole plan at most
+# A try whose clients, each placed once, are so many times wider than what fits is given up: sweeps
+# hardly make it narrower, and its time grows with the square of the clients.
+HOPELESS = 2
 LIMIT_BITS = 30  # halvings of the range of limits, beyond any width's resolution
 
 
@@ -159,12 +163,28 @@ def match_groups(
     for number, group in enumerate(problem.plan.groups):
         limit = limits.get(group.name) if group.can_grow else problem.widest[group.name]
         share = _part(progress, "matching", number, len(problem.plan.groups))
-        matchings[group.name] = match_group(problem, number, matchings, limit, progress=share)
+        is_hopeless = partial(_is_hopeless, problem, group.name, dict(widths), budget)
+        try:
+            matchings[group.name] = match_group(
+                problem, number, matchings, limit, progress=share, is_hopeless=is_hopeless
+            )
+        except TooWide:
+            return None
         widths[group.name] = matchings[group.name].width
         if budget is not None and problem.parameters(widths) > budget:
             return None
     progress("matching", len(problem.plan.groups), len(problem.plan.groups))
     return matchings
+
+
+def _is_hopeless(
+    problem: Problem, group: str, others: Mapping[str, int], budget: int | None, width: int
+) -> bool:
+    """Return whether even a part of a group's width exceeds the budget, others as they are."""
+    part = width // HOPELESS
+    if budget is None or part <= problem.widest[group]:
+        return False
+    return problem.parameters({**others, group: part}) > budget
 
 
 def _refined(problem: Problem, solution: Solution, progress: Progress) -> Solution:
@@ -213,8 +233,12 @@ def match_group(
     *,
     outgoing: bool = False,
     progress: Callable[[float], None],
+    is_hopeless: Callable[[int], bool] = lambda width: False,
 ) -> GroupMatching:
-    """Match one group's units, given the matchings of others, to at most `limit` global units."""
+    """Match one group's units, given the matchings of others, to at most `limit` global units.
+
+    `TooWide` is raised as soon as the width is hopeless.
+    """
     group = problem.plan.groups[number].name
     if problem.dials.threshold == 1 and limit is None:
         return keep_apart([own[group] for own in problem.client_widths])
@@ -230,6 +254,7 @@ def match_group(
         max_width=limit,
         rng=np.random.default_rng([problem.seed, number]),
         progress=progress,
+        is_hopeless=is_hopeless,
     )
     return replace(found, threshold=problem.dials.threshold)
 

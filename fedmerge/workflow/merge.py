@@ -22,6 +22,7 @@ from fedmerge.types.clients import Client, TensorInfo
 from fedmerge.types.layouts import axis_size
 from fedmerge.types.plans import Norm, Plan
 from fedmerge.types.progress import Progress, silent
+from fedmerge.types.words import listed
 from fedmerge.units import (
     Averaging,
     Placement,
@@ -40,6 +41,8 @@ from fedmerge.workflow.record import FORMAT, GroupEntry, SourceEntry, source_ent
 
 if TYPE_CHECKING:
     from fedmerge.workflow.oneshot.quality import Quality
+
+MOST_NAMES = 8  # clients that a hint names
 
 
 @dataclass(frozen=True)
@@ -250,7 +253,8 @@ def _lead(name: str | None, clients: Sequence[Client]) -> int | None:
     names = [client.name for client in clients]
     if name not in names:
         raise UsageError(
-            f"--lead names '{name}', which is no client", f"the clients are {', '.join(names)}"
+            f"--lead names '{name}', which is no client",
+            f"the clients are {listed(names, MOST_NAMES)}",
         )
     return names.index(name)
 
@@ -261,7 +265,7 @@ def _client_weights(given: Mapping[str, float], clients: Sequence[Client]) -> tu
         if name not in names:
             raise UsageError(
                 f"--client-weight names '{name}', which is no client",
-                f"the clients are {', '.join(names)}",
+                f"the clients are {listed(names, MOST_NAMES)}",
             )
     return tuple(float(given.get(name, 1.0)) for name in names)
 
@@ -279,7 +283,8 @@ def _class_weights(
     names = [client.name for client in clients]
     if set(counts) != set(names):
         raise UsageError(
-            f"--class-counts has the clients {', '.join(counts)}, expected {', '.join(names)}",
+            f"--class-counts has the clients {listed(list(counts), MOST_NAMES)}, "
+            f"expected {listed(names, MOST_NAMES)}",
             'the file holds {"name": [count per class, …]} with the names that `match` prints',
         )
     lengths = {len(counts[name]) for name in names}

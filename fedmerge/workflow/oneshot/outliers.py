@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import combinations
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fedmerge.types.arrays import IntArray
+from fedmerge.types.arrays import BoolArray, IntArray
 from fedmerge.workflow.oneshot.agreement import decisions_of
 
 OUTLYING = 0.5  # of the median client's likeness to the others: below it a client is an outlier
@@ -28,6 +29,15 @@ class Likeness:
     rows: int  # that were compared
 
 
+@dataclass(frozen=True)
+class Decided:
+    """What a client decides for."""
+
+    choices: IntArray  # (rows,)
+    known: BoolArray  # (choices,), which it decides for anywhere
+    is_finite: bool
+
+
 def likeness(one: Tensor, other: Tensor) -> Likeness | None:
     """Compare two clients' outputs (rows, outputs); None where these say nothing of each other.
 
@@ -35,22 +45,41 @@ def likeness(one: Tensor, other: Tensor) -> Likeness | None:
     compared where both decide for classes that both know: those that each of them decides for
     somewhere. A client that always decides for the same class knows nothing.
     """
-    if not (torch.isfinite(one).all() and torch.isfinite(other).all()):
-        return Likeness(0.0, len(one))
-    first, second = decisions_of(one).numpy(), decisions_of(other).numpy()
-    if min(len(np.unique(first)), len(np.unique(second))) == 1:
-        return Likeness(float(np.array_equal(first, second)), len(one))
-    common = np.intersect1d(first, second)
-    rows = np.isin(first, common) & np.isin(second, common)
-    if len(common) < FEWEST_CLASSES or rows.sum() < FEWEST_ROWS:
+    return _likeness(*_decided([one, other]))
+
+
+def _decided(answers: Sequence[Tensor]) -> list[Decided]:
+    """Return the decisions of clients with outputs (rows, outputs), numbered as they occur."""
+    finite = [bool(torch.isfinite(own).all()) for own in answers]
+    each = np.stack([decisions_of(own).numpy() for own in answers])
+    classes, numbers = np.unique(each, return_inverse=True)
+    found = []
+    for choices, is_finite in zip(numbers.reshape(each.shape), finite, strict=True):
+        known = np.zeros(len(classes), dtype=np.bool_)
+        known[choices] = True
+        found.append(Decided(choices, known, is_finite))
+    return found
+
+
+def _likeness(one: Decided, other: Decided) -> Likeness | None:
+    """Compare two clients in time that does not grow with the square of the classes."""
+    if not (one.is_finite and other.is_finite):
+        return Likeness(0.0, len(one.choices))
+    if min(np.count_nonzero(one.known), np.count_nonzero(other.known)) == 1:
+        return Likeness(float(np.array_equal(one.choices, other.choices)), len(one.choices))
+    common = one.known & other.known
+    rows = common[one.choices] & common[other.choices]
+    if np.count_nonzero(common) < FEWEST_CLASSES or np.count_nonzero(rows) < FEWEST_ROWS:
         return None
-    return Likeness(_kappa(first[rows], second[rows], common), int(rows.sum()))
+    first, second = one.choices[rows], other.choices[rows]
+    return Likeness(_kappa(first, second, len(common)), len(first))
 
 
-def _kappa(first: IntArray, second: IntArray, classes: IntArray) -> float:
+def _kappa(first: IntArray, second: IntArray, classes: int) -> float:
     """Return (agreement - chance) / (1 - chance), chance from how often each class is decided."""
-    agreed = float(np.mean(first == second))
-    chance = sum(float(np.mean(first == c) * np.mean(second == c)) for c in classes)
+    agreed = np.count_nonzero(first == second) / len(first)
+    often = (np.bincount(own, minlength=classes) / len(own) for own in (first, second))
+    chance = float(np.dot(*often))
     return (agreed - chance) / (1 - chance) if chance < 1 else 1.0
 
 
@@ -60,8 +89,15 @@ def outliers(answers: Sequence[Tensor]) -> list[int]:
     Each client is compared with every other one, not with their mean, which a single diverged
     client would decide; what so few rows may show by chance does not count.
     """
+    decided = _decided(answers)
+    pairs = {
+        (j, k): _likeness(decided[j], decided[k]) for j, k in combinations(range(len(decided)), 2)
+    }
     return outlying(
-        [[likeness(own, other) for other in answers if other is not own] for own in answers]
+        [
+            [pairs[min(j, k), max(j, k)] for j in range(len(decided)) if j != k]
+            for k in range(len(decided))
+        ]
     )
 
 

@@ -51,7 +51,9 @@ def root(
     context: typer.Context,
     version: Annotated[
         bool,
-        typer.Option("--version", help="Show the version.", callback=_version, is_eager=True),
+        typer.Option(
+            "--version", help="Show the version.", callback=_version, is_eager=True, metavar=""
+        ),
     ] = False,
 ) -> None:
     """Merge separately trained PyTorch checkpoints of one architecture into one model."""
@@ -67,6 +69,9 @@ def match(
     shard_size: opt.ShardSize = None,
     dtype: opt.Dtype = None,
     report: report_opt.AlsoReport = None,
+    image: report_opt.Image = None,
+    image_index: report_opt.ImageIndex = None,
+    image_group: report_opt.ImageGroup = None,
     dry_run: opt.DryRun = False,
     method: opt.Method = None,
     preset: opt.Preset = None,
@@ -141,6 +146,9 @@ def retrain(
     shard_size: opt.ShardSize = None,
     dtype: opt.Dtype = None,
     report: report_opt.AlsoReport = None,
+    image: report_opt.Image = None,
+    image_index: report_opt.ImageIndex = None,
+    image_group: report_opt.ImageGroup = None,
     dry_run: train.RetrainDryRun = False,
     data: train.EvaluationData = None,
     task: train.Task = None,
@@ -166,6 +174,9 @@ def retrain(
     last_weight_decay: train.LastWeightDecay = None,
     engine: train.Engine = None,
     workers: train.Workers = None,
+    address: train.Address = None,
+    cpus_per_client: train.CpusPerClient = None,
+    gpus_per_client: train.GpusPerClient = None,
     device: train.TrainingDevice = "auto",
     threads_per_client: train.ThreadsPerClient = None,
     client_timeout: train.ClientTimeout = None,
@@ -417,6 +428,7 @@ def report(
     image_index: report_opt.ImageIndex = None,
     image_group: report_opt.ImageGroup = None,
     baseline: report_opt.Baseline = None,
+    work_dir: report_opt.RunFolder = None,
     model: opt.Model = None,
     model_arg: opt.ModelArg = None,
     input_shape: opt.InputShape = None,

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import typer
 
 from fedmerge.cli.signals import INTERRUPTED, MESSAGE, Interrupted
+from fedmerge.cli.terminal import plain
 from fedmerge.errors import FedmergeError, UsageError
 
 # Newer typers bring a click of their own, so its base error is found through one that they export.
@@ -72,8 +73,8 @@ def report(error: FedmergeError, *, as_json: bool) -> int:
 
 
 def _one_line(text: str) -> str:
-    """Return a text with control characters escaped: a file's name may hold any."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+    """Return a text with control characters and line ends escaped: a file's name may hold any."""
+    return plain(text).replace("\n", "\\n")
 
 
 def error_to_json(error: FedmergeError) -> dict[str, object]:

@@ -60,7 +60,7 @@ def _show(found: Comparison, title: str, terminal: Terminal) -> None:
         for row in found.rows
     ]
     columns = ["model", *headings(metrics), "parameters", "growth"]
-    terminal.table(f"{title}, {show.count(found.samples)} samples", columns, rows)
+    terminal.table(f"{title}, {show.count(found.samples)} samples", columns, show.shortened(rows))
     for row in found.rows:
         if row.reason:
             terminal.line(f"no {row.model}: {row.reason}")

@@ -7,7 +7,7 @@ from typing import Annotated, TypeAlias
 
 import typer
 
-from fedmerge.cli.options import option
+from fedmerge.cli.options import flag, option
 
 _DATA = "Data"
 RequiredData: TypeAlias = Annotated[
@@ -46,7 +46,7 @@ Dirichlet: TypeAlias = Annotated[
     ),
 ]
 Homogeneous: TypeAlias = Annotated[
-    bool, option(_SPLIT, "Evenly: every client gets as many of each class.", "--homogeneous")
+    bool, flag(_SPLIT, "Evenly: every client gets as many of each class.", "--homogeneous")
 ]
 By: TypeAlias = Annotated[
     str | None,

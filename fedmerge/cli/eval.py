@@ -47,4 +47,4 @@ def run(given: Mapping[str, Any], terminal: Terminal) -> None:
         for score in scores
     ]
     columns = ["model", *headings(metrics), "samples", "parameters"]
-    terminal.table(f"{options.task} on {given['data']}", columns, rows)
+    terminal.table(f"{options.task} on {given['data']}", columns, show.shortened(rows))

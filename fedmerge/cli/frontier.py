@@ -6,25 +6,19 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedmerge.checkpoint import check_targets, write_text
 from fedmerge.cli import show
-from fedmerge.cli.frontier_plot import Place, draw
 from fedmerge.cli.terminal import Terminal
-from fedmerge.errors import UsageError
+from fedmerge.workflow.reporting.graph import check_picture, draw_sizes
 
 if TYPE_CHECKING:
     from fedmerge.workflow.oneshot.frontier import Frontier, Point
-
-PLOT_SUFFIX = ".svg"
 
 
 def is_asked_for(given: Mapping[str, Any], inputs: Sequence[Path]) -> bool:
     """Return whether a frontier is wanted; refuse a picture that can't be written."""
     plot: Path | None = given["frontier_plot"]
     if plot is not None:
-        if plot.suffix.lower() != PLOT_SUFFIX:
-            raise UsageError(f"--frontier-plot is {plot}, expected a name that ends in .svg")
-        check_targets([plot], inputs=inputs, force=given["force"])
+        check_picture(plot, "--frontier-plot", inputs=inputs, force=given["force"])
     return bool(given["frontier"]) or plot is not None
 
 
@@ -38,9 +32,7 @@ def show_frontier(found: Frontier, plot: Path | None, terminal: Terminal) -> Non
     title = f"size against agreement with the ensemble on {quality.samples} held-out probes"
     terminal.table(title, ["model", "growth", "parameters", "agreement", "how"], rows)
     if plot is not None:
-        each = (map(_place, points) for points in (found.clients, found.merges))
-        clients, merges = map(list, each)
-        write_text(plot, draw(clients, merges, _place(found.ensemble)))
+        draw_sizes(found.to_json(), plot)
         terminal.line(f"drew {plot}")
 
 
@@ -52,7 +44,3 @@ def _row(model: str, point: Point) -> list[str]:
 
 def _label(point: Point) -> str:
     return f"merge within {point.budget:g} ×"
-
-
-def _place(point: Point) -> Place:
-    return point.growth, point.agreement.decisions

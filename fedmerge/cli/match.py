@@ -39,8 +39,9 @@ def run(given: Mapping[str, Any], terminal: Terminal) -> None:
     """Merge the clients, write the result and say what it is."""
     started = time.perf_counter()
     options, probes = match_options(given), probe_options(given)
-    if probes.data is None and (given["normalize"] is not None or given["channels_last"]):
-        raise UsageError("--normalize and --channels-last are for --probe-data")
+    has_images = probes.data is not None or given["image"] is not None
+    if not has_images and (given["normalize"] is not None or given["channels_last"]):
+        raise UsageError("--normalize and --channels-last are for --probe-data and --image")
     output, device = Path(given["output"]), choose_device(given["device"])
     shard_size = parse_size(given["shard_size"])
     paths = [path for path in expand_sources(given["clients"]) if isinstance(path, Path)]
@@ -57,7 +58,7 @@ def run(given: Mapping[str, Any], terminal: Terminal) -> None:
         decide = _surveyed if wants_frontier else _merged
         merge, found = decide(prepared, options, probes, device=device, progress=progress)
         output = merge.write(output, force=given["force"], shard_size=shard_size, progress=progress)
-        page = also_report(given, output)
+        page = also_report(given, output, clients=paths, progress=progress)
     for warning in merge.warnings[len(prepared.warnings) :]:
         terminal.warn(warning)
     seconds = round(time.perf_counter() - started, 3)
@@ -68,7 +69,7 @@ def run(given: Mapping[str, Any], terminal: Terminal) -> None:
         show_frontier(found, given["frontier_plot"], terminal)
     _show_merge(merge, output, terminal)
     terminal.line(_verdict(merge, output, given))
-    _say_how_to_check(output, paths, terminal)
+    _say_how_to_check(output, _as_given(given["clients"], paths), terminal)
     say_report(page, terminal)
 
 
@@ -116,8 +117,9 @@ def _surveyed(
 
 
 def _show_merge(merge: Merge, output: Path, terminal: Terminal) -> None:
-    names = ", ".join(client.name for client in merge.clients)
-    title = f"{len(merge.clients)} clients ({names}) of {merge.plan.architecture or 'one plan'}"
+    names = show.listed([client.name for client in merge.clients], show.MOST_LISTED)
+    clients, net = show.count(len(merge.clients)), merge.plan.architecture or "one plan"
+    title = f"{clients} clients ({names}) of {net}"
     rows = [
         [
             group.name,
@@ -141,6 +143,12 @@ def _say_how_to_check(output: Path, clients: Sequence[Path], terminal: Terminal)
     terminal.line(shlex.join(["fedmerge", "verify", *map(as_argument, [output, *clients])]))
 
 
+def _as_given(clients: Sequence[Path], paths: Sequence[Path]) -> Sequence[Path]:
+    """Return the clients' files, or where they are many, the folders and globs that mean them."""
+    is_short = len(paths) <= max(show.MOST_LISTED, len(clients))
+    return paths if is_short or expand_sources(clients) != paths else clients
+
+
 def written(output: Path) -> str:
     """Return which files were written."""
     if output.suffix == ".json":
@@ -157,7 +165,7 @@ def sizes(merge: Merge) -> list[str]:
     """Say how large a merged model is, and what held it."""
     size, together = merge.parameters(merge.widths), merge.ensemble_parameters
     line = f"parameters: {show.count(size)} (growth {merge.growth:.2f}"
-    line += f"; the {len(merge.clients)} clients together: {show.count(together)})"
+    line += f"; the {show.count(len(merge.clients))} clients together: {show.count(together)})"
     lines = [line]
     if merge.width_limit is not None and merge.growth > 1:
         lines.append(

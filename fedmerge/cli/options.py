@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any, TypeAlias
 
@@ -11,10 +13,38 @@ from fedmerge.cli.config import load_config
 
 
 def option(panel: str, help_text: str, *names: str, **settings: Any) -> Any:
-    """Return an option under a heading of the help text."""
+    """Return an option under a heading of the help text; a shell completes words of its metavar."""
     return typer.Option(
-        *names, help=help_text, rich_help_panel=panel, show_default=False, **settings
+        *names,
+        help=help_text,
+        rich_help_panel=panel,
+        show_default=False,
+        autocompletion=_completion(words_in(settings.get("metavar", ""))),
+        **settings,
     )
+
+
+def words_in(metavar: str) -> tuple[str, ...]:
+    """Return the words that an option takes as they are; those in capitals stand for others.
+
+    >>> words_in("auto|cpu"), words_in("classification|FILE.py:NAME"), words_in("N")
+    (('auto', 'cpu'), ('classification',), ())
+    """
+    return tuple(word for word in metavar.split("|") if re.fullmatch(r"[a-z][a-z0-9-]*", word))
+
+
+def _completion(words: Sequence[str]) -> Callable[[str], list[str]] | None:
+    """Return what a shell asks; None leaves it to offer files."""
+
+    def starting(incomplete: str) -> list[str]:
+        return [word for word in words if word.startswith(incomplete)]
+
+    return starting if words else None
+
+
+def flag(panel: str, help_text: str, *names: str) -> Any:
+    """Return an option that takes no value, and does not look as if it did."""
+    return option(panel, help_text, *names, metavar="")
 
 
 def _files(help_text: str) -> Any:
@@ -26,7 +56,7 @@ _ANY_FILES = "Checkpoint files, folders of them, or quoted globs."
 Clients: TypeAlias = Annotated[list[Path], _files(_ANY_FILES)]
 OptionalClients: TypeAlias = Annotated[list[Path] | None, _files(_ANY_FILES)]
 File: TypeAlias = Annotated[Path, _files("A checkpoint file or a Hugging Face folder.")]
-Merged: TypeAlias = Annotated[Path, _files("A file that `fedmerge match` wrote.")]
+Merged: TypeAlias = Annotated[Path, _files("A file that `match` or `retrain` wrote.")]
 
 _OUT = "Output"
 Output: TypeAlias = Annotated[
@@ -36,6 +66,7 @@ Output: TypeAlias = Annotated[
         "Where to write: .pt, .pth, .bin, .ckpt or .safetensors.",
         "--output",
         "-o",
+        metavar="FILE",
     ),
 ]
 MergedOutput: TypeAlias = Annotated[
@@ -45,13 +76,17 @@ MergedOutput: TypeAlias = Annotated[
         "Where to write: .pt, .pth, .bin, .ckpt or .safetensors (default: global.pt).",
         "--output",
         "-o",
+        metavar="FILE",
     ),
 ]
-ExportOutput: TypeAlias = Annotated[Path, option(_OUT, "Where to write.", "--output", "-o")]
-OptionalOutput: TypeAlias = Annotated[
-    Path | None, option(_OUT, "Also write it as JSON to this file.", "--output", "-o")
+ExportOutput: TypeAlias = Annotated[
+    Path, option(_OUT, "Where to write.", "--output", "-o", metavar="FILE")
 ]
-Force: TypeAlias = Annotated[bool, option(_OUT, "Overwrite an existing output.", "--force")]
+OptionalOutput: TypeAlias = Annotated[
+    Path | None,
+    option(_OUT, "Also write it as JSON to this file.", "--output", "-o", metavar="FILE.json"),
+]
+Force: TypeAlias = Annotated[bool, flag(_OUT, "Overwrite an existing output.", "--force")]
 Dtype: TypeAlias = Annotated[
     str | None,
     option(
@@ -69,7 +104,7 @@ ShardSize: TypeAlias = Annotated[
     ),
 ]
 DryRun: TypeAlias = Annotated[
-    bool, option(_OUT, "Show groups, widths and sizes; match and write nothing.", "--dry-run")
+    bool, flag(_OUT, "Show groups, widths and sizes; match and write nothing.", "--dry-run")
 ]
 
 _FILE = "Reading files"
@@ -143,11 +178,11 @@ Flatten: TypeAlias = Annotated[
 ]
 AssumeChain: TypeAlias = Annotated[
     bool,
-    option(_ARCH, "Take layers of equal width for a plain chain, without skips.", "--assume-chain"),
+    flag(_ARCH, "Take layers of equal width for a plain chain, without skips.", "--assume-chain"),
 ]
 MatchByOrder: TypeAlias = Annotated[
     bool,
-    option(_ARCH, "Pair tensors in stored order where names differ.", "--match-by-order"),
+    flag(_ARCH, "Pair tensors in stored order where names differ.", "--match-by-order"),
 ]
 Keep: TypeAlias = Annotated[
     list[str] | None,
@@ -273,7 +308,7 @@ Config: TypeAlias = Annotated[
     ),
 ]
 Json: TypeAlias = Annotated[
-    bool, option(_RUN, "Print one JSON object on stdout and nothing else.", "--json")
+    bool, flag(_RUN, "Print one JSON object on stdout and nothing else.", "--json")
 ]
-Quiet: TypeAlias = Annotated[bool, option(_RUN, "Print errors only.", "--quiet", "-q")]
-Verbose: TypeAlias = Annotated[bool, option(_RUN, "Say more on stderr.", "--verbose", "-v")]
+Quiet: TypeAlias = Annotated[bool, flag(_RUN, "Print errors only.", "--quiet", "-q")]
+Verbose: TypeAlias = Annotated[bool, flag(_RUN, "Say more on stderr.", "--verbose", "-v")]

@@ -31,7 +31,8 @@ def run(given: Mapping[str, Any], terminal: Terminal) -> None:
         terminal.note(f"note: {note}")
     samples = show.count(sum(shard.samples for shard in done.shards))
     title = f"{given['output']}: {samples} samples of {given['data']} in {len(done.shards)} shards"
-    terminal.table(title, *_table(done.shards))
+    columns, rows = _table(done.shards)
+    terminal.table(title, columns, show.shortened(rows))
 
 
 def _table(shards: Sequence[WrittenShard]) -> tuple[list[str], list[list[str]]]:

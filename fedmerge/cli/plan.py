@@ -15,7 +15,7 @@ from fedmerge.types.layouts import Concat, Layout, Pinned, Product
 from fedmerge.types.plans import Plan
 from fedmerge.workflow.clients import open_clients
 from fedmerge.workflow.prepared import Prepared, prepare
-from fedmerge.workflow.reporting.graph import check_graph, draw_graph
+from fedmerge.workflow.reporting.graph import check_picture, draw_graph
 
 PINNING_OPS: Mapping[str, str] = {  # where a reason is no op's name
     "pixels": "convolution or pooling",
@@ -35,7 +35,7 @@ def run(given: Mapping[str, Any], terminal: Terminal) -> None:
         check_targets([output], inputs=paths, force=given["force"])
     graph: Path | None = given["graph"]
     if graph is not None:
-        check_graph(graph, inputs=paths, force=given["force"])
+        check_picture(graph, "--graph", inputs=paths, force=given["force"])
     options = match_options(given)
     plan, code = given_plan(given), model_code(given)
     with terminal.busy("reading clients"):

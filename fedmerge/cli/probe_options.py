@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, TypeAlias
 
-from fedmerge.cli.options import option
+from fedmerge.cli.options import flag, option
 
 _PROBES = "Probes (with --model or a .pt2)"
 Probe: TypeAlias = Annotated[
@@ -46,7 +46,7 @@ ProbeNormalize: TypeAlias = Annotated[
     ),
 ]
 ProbeChannelsLast: TypeAlias = Annotated[
-    bool, option(_PROBES, "Images in --probe-data have their channels last.", "--channels-last")
+    bool, flag(_PROBES, "Images in --probe-data have their channels last.", "--channels-last")
 ]
 Signature: TypeAlias = Annotated[
     str | None,
@@ -93,7 +93,7 @@ Lead: TypeAlias = Annotated[
 ]
 Distill: TypeAlias = Annotated[
     bool,
-    option(
+    flag(
         _PROBES,
         "Train the merge on the probes to answer as the clients' ensemble does, without labels.",
         "--distill",
@@ -104,18 +104,18 @@ DistillSteps: TypeAlias = Annotated[
 ]
 Frontier: TypeAlias = Annotated[
     bool,
-    option(
+    flag(
         _PROBES,
         "Also show what merges of other sizes would give, up to the ensemble itself.",
         "--frontier",
     ),
 ]
 FrontierPlot: TypeAlias = Annotated[
-    Path | None, option(_PROBES, "Draw that, too.", metavar="FILE.svg")
+    Path | None, option(_PROBES, "Draw that, too.", metavar="FILE.svg|FILE.png")
 ]
 Symmetries: TypeAlias = Annotated[
     bool,
-    option(
+    flag(
         _PROBES,
         "Before matching, give units the signs, and embeddings the bases, in which clients are "
         "most alike, where that changes nothing of what they compute.",
@@ -124,5 +124,5 @@ Symmetries: TypeAlias = Annotated[
 ]
 DropOutliers: TypeAlias = Annotated[
     bool,
-    option(_PROBES, "Leave out clients that answer unlike the others.", "--drop-outliers"),
+    flag(_PROBES, "Leave out clients that answer unlike the others.", "--drop-outliers"),
 ]

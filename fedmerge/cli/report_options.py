@@ -9,7 +9,14 @@ from fedmerge.cli.options import option
 
 _REPORT = "Report"
 ReportOutput: TypeAlias = Annotated[
-    Path, option("Output", "Where to write the page (default: report.html).", "--output", "-o")
+    Path,
+    option(
+        "Output",
+        "Where to write the page (default: report.html).",
+        "--output",
+        "-o",
+        metavar="FILE.html",
+    ),
 ]
 AlsoReport: TypeAlias = Annotated[
     Path | None,
@@ -36,6 +43,15 @@ ImageGroup: TypeAlias = Annotated[
         _REPORT,
         "Which group looks (default: the first and the last convolution's); repeatable.",
         metavar="NAME",
+    ),
+]
+RunFolder: TypeAlias = Annotated[
+    Path | None,
+    option(
+        _REPORT,
+        "Of a run in rounds, its --work-dir (default: the merged file's name + .work).",
+        "--work-dir",
+        metavar="FOLDER",
     ),
 ]
 Baseline: TypeAlias = Annotated[

@@ -25,7 +25,7 @@ from fedmerge.workflow.retrain.prepare import Run, prepare_run
 from fedmerge.workflow.retrain.result import Retrained
 from fedmerge.workflow.retrain.retrain import check_retrained_output, run_prepared
 from fedmerge.workflow.retrain.running import Running, running_options
-from fedmerge.workflow.retrain.state import WorkDir
+from fedmerge.workflow.retrain.state import WorkDir, default_work_dir
 
 CLIENTS_MISSING = 5
 STOPPED = "stopped; the same command with --resume goes on after the last full round"
@@ -37,7 +37,7 @@ def run(given: Mapping[str, Any], terminal: Terminal) -> int:
     options = retrain_options(given, match_options({**given, "method": None}))
     running, output = running_options(given), Path(given["output"])
     shard_size = parse_size(given["shard_size"])
-    work_dir = WorkDir(given["work_dir"] or output.with_name(output.name + ".work"))
+    work_dir = WorkDir(given["work_dir"] or default_work_dir(output))
     if not given["dry_run"]:
         _check_places(given, output, work_dir)
     prepared = _prepared(given, options, running, terminal)
@@ -55,7 +55,7 @@ def run(given: Mapping[str, Any], terminal: Terminal) -> int:
         )
         # What it may overwrite was decided before.
         output = retrained.write(output, force=True, shard_size=shard_size)
-        page = also_report(given, output)
+        page = also_report(given, output, work_dir=work_dir.path)
     seconds = round(time.perf_counter() - started, 3)
     terminal.result({**retrained.summary(), "output": str(output), **page, "seconds": seconds})
     _show_retrained(retrained, output, terminal)
@@ -105,8 +105,9 @@ def _prepared(
 
 
 def _show_retrained(retrained: Retrained, output: Path, terminal: Terminal) -> None:
-    names = ", ".join(client.name for client in retrained.clients)
-    title = f"{retrained.retraining.method} with {len(retrained.clients)} clients ({names})"
+    names = show.listed([client.name for client in retrained.clients], show.MOST_LISTED)
+    clients = show.count(len(retrained.clients))
+    title = f"{retrained.retraining.method} with {clients} clients ({names})"
     metrics = list(dict.fromkeys(m for e in retrained.rounds for m in e.metrics or {}))
     rows = [_row(entry, metrics) for entry in retrained.rounds]
     measured = map(metric_title, metrics)
@@ -127,15 +128,19 @@ def _row(entry: RoundEntry, metrics: Sequence[str]) -> list[str]:
         *(metric(m, entry.metrics[m]) if entry.metrics else "" for m in metrics),
         show.traffic(entry.bytes_up),
         show.traffic(entry.bytes_down),
-        ", ".join(entry.missing),
+        show.listed(list(entry.missing), show.MOST_LISTED),
     ]
 
 
 def _absences(retrained: Retrained) -> Sequence[str]:
     return [
-        f"round {number} was done without {', '.join(f'{n} ({why})' for n, why in names.items())}"
+        f"round {number} was done without {show.listed(_reasons(names), show.MOST_LISTED)}"
         for number, names in retrained.missing.items()
     ]
+
+
+def _reasons(names: Mapping[str, str]) -> list[str]:
+    return [f"{name} ({why})" for name, why in names.items()]
 
 
 def _show_prediction(prediction: RetrainPrediction, terminal: Terminal) -> None:

@@ -2,7 +2,10 @@
 
 from collections.abc import Sequence
 
+from fedmerge.types.words import listed as listed
+
 MOST_LISTED = 8
+MOST_ROWS = 40  # of a table with a row per client
 
 
 def count(number: int) -> str:
@@ -56,12 +59,14 @@ def shape(lengths: Sequence[int]) -> str:
     return "×".join(map(str, lengths)) or "scalar"
 
 
-def listed(names: Sequence[str], most: int) -> str:
-    """Return names with commas between them, the first `most` of them if they are more.
+def shortened(rows: Sequence[Sequence[str]], most: int = MOST_ROWS) -> list[Sequence[str]]:
+    """Return the rows of a table, those in the middle told as one if they are more than `most`.
 
-    >>> listed(["a", "b", "c", "d"], 2)
-    'a, b and 2 more'
+    >>> shortened([["a", "1"], ["b", "2"], ["c", "3"], ["d", "4"], ["e", "5"]], most=4)
+    [['a', '1'], ['b', '2'], ['… 2 more', ''], ['e', '5']]
     """
-    if len(names) <= most + 1:
-        return ", ".join(names)
-    return f"{', '.join(names[:most])} and {len(names) - most} more"
+    if len(rows) <= most:
+        return list(rows)
+    first, last = most // 2, most - most // 2 - 1  # and one line for the others
+    told = [f"… {len(rows) - first - last:,} more", *[""] * (len(rows[0]) - 1)]
+    return [*rows[:first], told, *rows[len(rows) - last :]]

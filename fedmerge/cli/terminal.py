@@ -25,7 +25,7 @@ class Terminal:
     def note(self, message: str) -> None:
         """Say something on stderr, unless asked to be quiet."""
         if not self.quiet:
-            print(message, file=sys.stderr)
+            print(plain(message), file=sys.stderr)
 
     def warn(self, message: str) -> None:
         """Say on stderr what the user should know about the result."""
@@ -38,12 +38,12 @@ class Terminal:
 
     def problem(self, message: str) -> None:
         """Say on stderr what is wrong, however quiet the command shall be."""
-        print(message, file=sys.stderr)
+        print(plain(message), file=sys.stderr)
 
     def line(self, text: str = "") -> None:
         """Print one line of the result."""
         if not (self.json or self.quiet):
-            print(text)
+            print(plain(text))
 
     def result(self, value: dict[str, Any]) -> None:
         """Print the result as one JSON object, if that was asked for."""
@@ -59,7 +59,8 @@ class Terminal:
         """Print a table: drawn on a terminal, plain columns elsewhere."""
         if self.json or self.quiet:
             return
-        print_table(title, columns, rows, is_drawn=self.is_drawn)
+        cells = [[plain(cell) for cell in row] for row in rows]
+        print_table(plain(title), columns, cells, is_drawn=self.is_drawn)
 
     @contextmanager
     def progress(self, *, one_bar: bool = False) -> Iterator[Progress]:
@@ -94,6 +95,17 @@ class Terminal:
         with clock() as bars:
             bars.add_task(what, total=None)
             yield
+
+
+def plain(text: str) -> str:
+    """Return a text with control characters escaped, but for line ends: names may hold any.
+
+    >>> print(plain("ring" + chr(7)))
+    ring\\x07
+    """
+    return "".join(
+        c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text
+    )
 
 
 def _can_redraw() -> bool:

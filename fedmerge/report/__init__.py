@@ -1,7 +1,7 @@
 """The report: one HTML page about a merge, drawn from plain values."""
 
 from fedmerge.report.drawing import check_drawing
-from fedmerge.report.page import render, render_plan
+from fedmerge.report.page import render, render_frontier, render_plan
 from fedmerge.report.values import (
     CellPicture,
     Curve,
@@ -13,6 +13,7 @@ from fedmerge.report.values import (
     Match,
     Missing,
     PlanPicture,
+    Reference,
     Report,
     RoundsView,
     Score,
@@ -33,6 +34,7 @@ __all__ = [
     "Match",
     "Missing",
     "PlanPicture",
+    "Reference",
     "Report",
     "RoundsView",
     "Score",
@@ -42,5 +44,6 @@ __all__ = [
     "UnitRow",
     "check_drawing",
     "render",
+    "render_frontier",
     "render_plan",
 ]

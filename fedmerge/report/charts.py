@@ -22,6 +22,7 @@ from fedmerge.report.values import (
     FrontierPoint,
     GroupView,
     RoundsView,
+    Score,
     ScoreKind,
     Scores,
 )
@@ -33,10 +34,13 @@ if TYPE_CHECKING:
 BAR = 0.27  # inches of a row of bars
 HEIGHT = 2.7  # inches of other charts
 LONGEST_NAME = 26  # characters
+LINE_OF_KEY, KEY_SIGN = 64, 6  # characters of a picture's width, and those that a line or box takes
+SHARES_END = 1.38  # of an axis of shares: the numbers stand behind the whole
+MOST_BARS = 16  # of clients
 BINS = 24  # of a distribution
 MOST_WIDTHS = 6  # groups whose widths are drawn, those that grew most
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")  # beside colours: they are told apart in print
-SHADES = (0.22, 0.4, 0.58, 0.76, 1.0)
+LIGHTEST = 0.22  # shade of units of one client; those of all are as dark as can be
 COLOURS: Mapping[ScoreKind, str] = {
     "client": FAINT,
     "average": ORANGE,
@@ -48,24 +52,47 @@ COLOURS: Mapping[ScoreKind, str] = {
 
 def draw_scores(scores: Scores) -> Figure:
     """Return bars of every model's number, the merge in its own colour."""
-    rows = [row for row in scores.rows if row.value is not None]
-    figure, axes = one_axes(0.75 + BAR * len(rows))
+    rows = few_rows([row for row in scores.rows if row.value is not None])
+    figure, axes = one_axes((0.75 if scores.reference is None else 1.05) + BAR * len(rows))
     names = [words.printable(row.model, LONGEST_NAME) for row in rows]
     values = [float(row.value or 0.0) for row in rows]
     bars = axes.barh(
         range(len(rows)), values, color=[COLOURS[row.kind] for row in rows], height=0.68
     )
     labels = [words.number(value, is_share=scores.is_share) for value in values]
-    axes.bar_label(bars, labels=labels, padding=3, color=INK)
+    if scores.is_share:  # in a column of their own, so that no line crosses them
+        for row, label in enumerate(labels):
+            axes.text(SHARES_END, row, label, va="center", ha="right", color=INK)
+    else:
+        axes.bar_label(bars, labels=labels, padding=3, color=INK)
     axes.set_yticks(range(len(rows)), labels=names, color=INK)
     axes.invert_yaxis()
     axes.margins(x=0.22, y=0.02)
     axes.grid(axis="y", visible=False)
     axes.set_xlabel(scores.metric)
     if scores.is_share:
-        axes.set_xlim(0, 1.22)
+        axes.set_xlim(0, SHARES_END)
         _percent_ticks(axes, "x")
+    if scores.reference is not None:
+        axes.axvline(
+            scores.reference.value,
+            color=COLOURS["ensemble"],
+            linestyle="--",
+            label=scores.reference.name,
+            zorder=0.5,  # behind the bars and their numbers
+        )
+        _add_key(figure)
     return figure
+
+
+def few_rows(rows: Sequence[Score]) -> list[Score]:
+    """Return rows with a value of which not too many are clients: else their highest and lowest."""
+    clients = sorted((row for row in rows if row.kind == "client"), key=lambda row: row.value or 0)
+    if len(clients) <= MOST_BARS:
+        return list(rows)
+    half = MOST_BARS // 2
+    left_out = clients[half : len(clients) - half]
+    return [row for row in rows if row not in left_out]
 
 
 def draw_sharing(groups: Sequence[GroupView], clients: int) -> Figure:
@@ -75,7 +102,7 @@ def draw_sharing(groups: Sequence[GroupView], clients: int) -> Figure:
     starts = [0.0] * len(groups)
     for number, (low, high) in enumerate(ranges):
         shares = [sum(group.owners[low - 1 : high]) / max(1, sum(group.owners)) for group in groups]
-        shade = SHADES[round(number * (len(SHADES) - 1) / max(1, len(ranges) - 1))]
+        shade = LIGHTEST + (1 - LIGHTEST) * number / max(1, len(ranges) - 1)
         axes.barh(
             range(len(groups)),
             shares,
@@ -94,7 +121,7 @@ def draw_sharing(groups: Sequence[GroupView], clients: int) -> Figure:
     axes.invert_yaxis()
     axes.margins(y=0.02)
     axes.set_xlim(0, 1)
-    axes.grid(axis="y", visible=False)
+    axes.grid(visible=False)  # it would shine through the light bars
     _percent_ticks(axes, "x")
     axes.set_xlabel("share of the group's global units")
     _add_key(figure)
@@ -201,8 +228,30 @@ def shown_widths(rounds: RoundsView) -> list[str]:
 
 
 def _add_key(figure: Figure) -> None:
-    """Say over the axes which colour and marker is what."""
-    figure.legend(loc="outside upper left", ncols=3, handlelength=1.6, columnspacing=1.2)
+    """Say over the axes which colour and marker is what, line by line from the left."""
+    drawn, names = figure.axes[0].get_legend_handles_labels()
+    columns = key_columns(names)
+    order = sorted(range(len(names)), key=lambda number: number % columns)  # it fills columns first
+    figure.legend(
+        [drawn[number] for number in order],
+        [names[number] for number in order],
+        loc="outside upper left",
+        ncols=columns,
+        handlelength=1.6,
+        columnspacing=1.2,
+    )
+
+
+def key_columns(names: Sequence[str]) -> int:
+    """Return how many names stand beside each other in a picture's width.
+
+    >>> key_columns(["1 client", "2 clients", "3 clients", "4 clients"])
+    4
+    >>> key_columns(["a name of half of a line", "fedma", "fedavg"])
+    2
+    """
+    longest = max(map(len, names), default=1)
+    return max(1, min(len(names), LINE_OF_KEY // (longest + KEY_SIGN)))
 
 
 def _percent_ticks(axes: Axes, which: str) -> None:

@@ -6,7 +6,7 @@ import base64
 import hashlib
 import io
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 from fedmerge.report import charts, words
 from fedmerge.report.drawing import as_file, check_drawing, inline, settings
-from fedmerge.report.plan_figure import draw_plan
-from fedmerge.report.values import GroupView, PlanPicture, Report, RoundsView
+from fedmerge.report.plan_figure import draw_plan, plan_remarks, plan_title
+from fedmerge.report.values import FrontierPoint, GroupView, PlanPicture, Report, RoundsView
+from fedmerge.types.progress import Progress, silent
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 
 TEMPLATES = Path(__file__).parent / "templates"
 SHOWN_MATCHES = 3  # best and worst ones of a group
+SHOWN_OWNERS = 4  # of a global unit
+SHORT_NAME = 28  # characters of a client where it is named again and again
 LOSS = "loss of local training"
 ACCURACY = "accuracy"  # comes first, where it is known
 
@@ -37,7 +40,7 @@ class Chart:
     caption: str
 
 
-def render(report: Report) -> str:
+def render(report: Report, *, progress: Progress = silent) -> str:
     """Return the page; the same report gives the same bytes."""
     check_drawing()
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
@@ -53,17 +56,23 @@ def render(report: Report) -> str:
         "count": words.count,
         "percent": words.percent,
         "printable": words.printable,
+        "unbroken": words.unbroken,
         "widths": words.widths,
         "number": words.number,
         "listed": words.listed,
         "picture": _png,
         "few": _few_matches,
+        "commands": _with_commands,
+        "remarks": plan_remarks,
+        "plan_title": plan_title,
     }
     script = (TEMPLATES / "page.js").read_text(encoding="utf-8")
     return environment.get_template("page.html.j2").render(
         report=report,
         charts=dict(_charts(report)),
-        costs={group.name: chart for group, chart in _cost_charts(report)},
+        costs={group.name: chart for group, chart in _cost_charts(report, progress)},
+        most_of_name=SHORT_NAME,
+        most_owners=SHOWN_OWNERS,
         rounds=[] if report.rounds is None else list(_round_charts(report.rounds)),
         style=_raw((TEMPLATES / "page.css").read_text(encoding="utf-8")),
         script=_raw(script),
@@ -79,7 +88,14 @@ def render_plan(picture: PlanPicture, kind: str) -> bytes:
     """Return the picture of a plan as an svg or png file."""
     check_drawing()
     with _drawing("plan"):
-        return as_file(draw_plan(picture), kind)
+        return as_file(draw_plan(picture, is_alone=True), kind)
+
+
+def render_frontier(points: Sequence[FrontierPoint], kind: str) -> bytes:
+    """Return the picture of sizes and what they give as an svg or png file."""
+    check_drawing()
+    with _drawing("frontier"):
+        return as_file(charts.draw_frontier(points), kind)
 
 
 def _raw(text: str) -> Any:
@@ -87,6 +103,17 @@ def _raw(text: str) -> Any:
     from markupsafe import Markup
 
     return Markup(text)
+
+
+def _with_commands(text: str) -> Any:
+    """Return a sentence as HTML, with what stands between backticks set as code."""
+    from markupsafe import Markup, escape
+
+    parts = map(escape, words.printable(text).split("`"))
+    return Markup("").join(
+        Markup("<code>{}</code>").format(part) if number % 2 else part
+        for number, part in enumerate(parts)
+    )
 
 
 @contextmanager
@@ -106,8 +133,7 @@ def _chart(name: str, caption: str, draw: Callable[..., Figure], *values: Any) -
 def _charts(report: Report) -> Iterator[tuple[str, Any]]:
     """Yield the pictures that a page has once, and the list of those of scores."""
     yield "plan", _chart("plan", "The groups along the forward path", draw_plan, report.plan)
-    scores = enumerate(report.scores)
-    yield "scores", [_chart(f"scores-{n}", own.title, charts.draw_scores, own) for n, own in scores]
+    yield "scores", list(_score_charts(report))
     if report.groups:
         caption, values = "How many clients own the global units", (report.groups, report.clients)
         yield "sharing", _chart("sharing", caption, charts.draw_sharing, *values)
@@ -116,11 +142,29 @@ def _charts(report: Report) -> Iterator[tuple[str, Any]]:
         yield "frontier", _chart("frontier", caption, charts.draw_frontier, report.frontier)
 
 
-def _cost_charts(report: Report) -> Iterator[tuple[GroupView, Chart]]:
+def _score_charts(report: Report) -> Iterator[Chart]:
+    for number, scores in enumerate(report.scores):
+        known = [row for row in scores.rows if row.value is not None]
+        left_out = len(known) - len(charts.few_rows(known))
+        caption = scores.title
+        caption += f" (without {words.count(left_out)} clients in the middle)" if left_out else ""
+        yield _chart(f"scores-{number}", caption, charts.draw_scores, scores)
+
+
+def _cost_charts(report: Report, progress: Progress) -> Iterator[tuple[GroupView, Chart]]:
     for number, group in enumerate(report.groups):
+        progress("drawing", number, len(report.groups))
         if group.similarities:
-            caption = f"Match costs of {words.printable(group.name)}"
+            caption = f"Match costs of {words.printable(group.name)}{_below(group)}"
             yield group, _chart(f"costs-{number}", caption, charts.draw_costs, group)
+
+
+def _below(group: GroupView) -> str:
+    """Say how many units cost less than the threshold, where there is one."""
+    if group.threshold is None:
+        return ""
+    cheap = sum(cosine > group.threshold for cosine in group.similarities)
+    return f": {words.count(cheap)} of {words.count(len(group.similarities))} below the threshold"
 
 
 def _round_charts(rounds: RoundsView) -> Iterator[Chart]:

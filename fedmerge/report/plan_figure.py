@@ -22,6 +22,8 @@ RIGHT = WIDTH * POINTS - 6
 NUMBERS = 104.0  # room for the widths in figures, at the right
 BAR = 5.0
 LONGEST_NAME = 44  # characters
+LINE, MARGIN, SMALL = 18.0, 8.0, 9.0  # of the words around a picture that stands alone
+LONGEST_LINE = 46
 
 
 @dataclass(frozen=True)
@@ -32,17 +34,26 @@ class Lane:
     number: int
 
 
-def draw_plan(picture: PlanPicture) -> Figure:
-    """Return a picture of the groups from the input down to the output."""
-    rows = len(picture.stages) + 2
-    height = TOP + ROW * rows
-    figure = new_figure(height / POINTS)
+def draw_plan(picture: PlanPicture, *, is_alone: bool = False) -> Figure:
+    """Return a picture of the groups from the input down to the output.
+
+    One that stands alone has its title over it, and what its signs mean under it.
+    """
+    title = [plan_title(picture)] * is_alone
+    remarks = plan_remarks(picture) if is_alone else []
+    below = TOP + ROW * (len(picture.stages) + 2)
+    top, height = -LINE * len(title), below + LINE * len(remarks)
+    figure = new_figure((height - top) / POINTS)
     figure.set_layout_engine("none")
     axes = figure.add_axes((0.0, 0.0, 1.0, 1.0))
     axes.set_axis_off()
     axes.set_xlim(0, WIDTH * POINTS)
-    axes.set_ylim(height, 0)
-    _draw_key(axes, is_merged=any(stage.width is not None for stage in picture.stages))
+    axes.set_ylim(height, top)
+    for line in title:
+        axes.text(BARS, top + LINE, words.printable(line, LONGEST_LINE), color=INK, weight="bold")
+    for number, line in enumerate(remarks):
+        axes.text(MARGIN, below + LINE * (number + 0.5), line, color=FAINT, size=SMALL)
+    _draw_key(axes, picture)
     _draw_edges(axes, picture)
     _draw_end(axes, -1, "input")
     _draw_end(axes, len(picture.stages), "output")
@@ -50,6 +61,26 @@ def draw_plan(picture: PlanPicture) -> Figure:
     for row, stage in enumerate(picture.stages):
         _draw_stage(axes, row, stage, most)
     return figure
+
+
+def plan_title(picture: PlanPicture) -> str:
+    """Return whose plan it is, and how many groups it has."""
+    count = len(picture.stages)
+    return f"{picture.title}: {count} {'group' if count == 1 else 'groups'} of hidden units"
+
+
+def plan_remarks(picture: PlanPicture) -> list[str]:
+    """Return a sentence for every sign of the picture that does not explain itself."""
+    signs = {
+        "A diamond can't grow.": any(stage.why_fixed for stage in picture.stages),
+        "A loop leads back into its own group (recurrence).": any(
+            edge.end == edge.start for edge in picture.edges
+        ),
+        "Dashed lines lead back into an earlier group (skip connections).": any(
+            edge.end < edge.start for edge in picture.edges
+        ),
+    }
+    return [sentence for sentence, is_there in signs.items() if is_there]
 
 
 def _widths(stage: Stage) -> tuple[int, ...]:
@@ -61,9 +92,12 @@ def _middle(row: int) -> float:
     return TOP + ROW * (row + 1.5)
 
 
-def _draw_key(axes: Axes, *, is_merged: bool) -> None:
-    entries = [("clients, narrowest to widest", FAINT)] + [("merged", BLUE)] * is_merged
-    for (text, colour), x in zip(entries, (BARS, BARS + 210), strict=False):
+def _draw_key(axes: Axes, picture: PlanPicture) -> None:
+    is_merged = any(stage.width is not None for stage in picture.stages)
+    is_one = all(len(set(stage.client_widths)) == 1 for stage in picture.stages)
+    clients = "clients" if is_one else "clients, narrowest to widest"
+    entries = [(clients, FAINT)] + [("merged", BLUE)] * is_merged
+    for (text, colour), x in zip(entries, (BARS, BARS + (90 if is_one else 210)), strict=False):
         axes.plot([x, x + 16], [14, 14], color=colour, linewidth=6, solid_capstyle="butt")
         axes.text(x + 22, 14, text, va="center", color=FAINT)
 

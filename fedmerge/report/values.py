@@ -96,6 +96,14 @@ class Score:
 
 
 @dataclass(frozen=True)
+class Reference:
+    """A number that is known without a measurement, drawn as a line."""
+
+    name: str
+    value: float
+
+
+@dataclass(frozen=True)
 class Scores:
     """Models next to each other by one number."""
 
@@ -105,6 +113,7 @@ class Scores:
     columns: tuple[str, ...]  # names of the details
     rows: tuple[Score, ...]
     how: str  # where the numbers come from
+    reference: Reference | None = None  # what the numbers are relative to
 
 
 @dataclass(frozen=True)
@@ -176,6 +185,7 @@ class FeatureMaps:
     image: CellPicture
     columns: tuple[str, ...]  # models
     rows: tuple[UnitRow, ...]
+    how: str = ""  # what is to be known of the columns
 
 
 @dataclass(frozen=True)

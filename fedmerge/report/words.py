@@ -20,6 +20,15 @@ def printable(text: str, most: int | None = None) -> str:
     return f"{shown[: most - 1 - tail]}…{shown[len(shown) - tail :]}"
 
 
+def unbroken(text: str) -> str:
+    """Return a sentence in which no line ends between a number and its sign.
+
+    >>> unbroken("95 % of 1.5 × it") == "95\u00a0% of 1.5\u00a0× it"
+    True
+    """
+    return text.replace(" %", "\u00a0%").replace(" ×", "\u00a0×")
+
+
 def count(number: int) -> str:
     """Return 431080 as 431,080."""
     return f"{number:,}"

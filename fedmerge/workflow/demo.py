@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,6 +24,12 @@ EPOCHS = 20
 BATCH = 32
 TEST_SHARE = 0.25
 SEED = 0
+MERGES = {  # what the table calls them → their files
+    "element-wise average": "average.pt",
+    "matched, files alone": "files-alone.pt",
+    "matched, code and counts": "matched.pt",
+}
+PAGE = "report.html"
 
 
 class DigitsNet(nn.Module):
@@ -77,31 +84,57 @@ def run_demo(folder: Path, *, progress: Progress = silent) -> Demo:
     train, test = _digits()
     folder.mkdir(parents=True, exist_ok=True)
     parts = _skewed_parts(train.y.numpy())
-    models, files = [], []
+    models = _trained_clients(train, parts, progress)
+    for name, model in models.items():
+        torch.save(model.state_dict(), folder / f"{name}.pt")
+    counts = json.dumps(_class_counts(train, parts))
+    (folder / "counts.json").write_text(counts, encoding="utf-8")
+    np.savez(folder / "test.npz", x=test.x.numpy(), y=test.y.numpy())
+    commands = []
+    steps = _steps(folder, [folder / f"{name}.pt" for name in models])
+    for number, step in enumerate(steps):
+        progress("merging", number, len(steps))
+        commands.append(_fedmerge(*step, "--force"))
+    progress("merging", len(steps), len(steps))
+    return Demo(tuple(commands), tuple(_rows(folder, models, test)), folder / PAGE)
+
+
+def _trained_clients(
+    train: Images, parts: Sequence[IntArray], progress: Progress
+) -> dict[str, DigitsNet]:
+    """Return a model per part, each from an initialisation of its own."""
+    models = {}
     for number, part in enumerate(parts, start=1):
-        progress("training", number - 1, CLIENTS)
+        progress("training", number - 1, len(parts))
         torch.manual_seed(SEED + number)
-        models.append(_train(DigitsNet(), train.take(part)))
-        files.append(folder / f"client-{number}.pt")
-        torch.save(models[-1].state_dict(), files[-1])
-    progress("training", CLIENTS, CLIENTS)
-    average, matched = folder / "average.pt", folder / "matched.pt"
-    held_out, page = folder / "test.npz", folder / "report.html"
-    np.savez(held_out, x=test.x.numpy(), y=test.y.numpy())
+        models[f"client-{number}"] = _train(DigitsNet(), train.take(part))
+    progress("training", len(parts), len(parts))
+    return models
+
+
+def _steps(folder: Path, clients: Sequence[Path]) -> list[tuple[str | Path, ...]]:
+    """Return the commands: from the files alone, then with all that a user may know of them."""
+    average, alone, matched = (folder / file for file in MERGES.values())
     model = ("--model", f"{__name__}:{DigitsNet.__name__}")
-    commands = (
-        _fedmerge("match", *files, "--method", "average", "-o", average, "--force"),
-        _fedmerge("match", *files, "-o", matched, "--force"),
-        _fedmerge("report", matched, *model, "--data", held_out, "-o", page, "--force"),
-    )
-    size = _parameters(models[0])
-    rows = [Row(f"client {n}", _accuracy([m], test), size, 1.0) for n, m in enumerate(models, 1)]
-    rows.append(Row("ensemble", _accuracy(models, test), CLIENTS * size, float(CLIENTS)))
-    for name, file in (("element-wise average", average), ("matched", matched)):
-        merged = load_model(DigitsNet, file)
+    return [
+        ("match", *clients, "--method", "average", "-o", average),
+        ("match", *clients, "-o", alone),
+        ("match", *clients, *model, "--class-counts", folder / "counts.json", "-o", matched),
+        ("report", matched, *model, "--data", folder / "test.npz", "-o", folder / PAGE),
+    ]
+
+
+def _rows(folder: Path, models: Mapping[str, DigitsNet], test: Images) -> Iterator[Row]:
+    """Yield how good clients, their ensemble and the merges are."""
+    every = list(models.values())
+    size = _parameters(every[0])
+    for name, model in models.items():
+        yield Row(name, _accuracy([model], test), size, 1.0)
+    yield Row("ensemble", _accuracy(every, test), len(every) * size, float(len(every)))
+    for name, file in MERGES.items():
+        merged = load_model(DigitsNet, folder / file)
         merged_size = _parameters(merged)
-        rows.append(Row(name, _accuracy([merged], test), merged_size, merged_size / size))
-    return Demo(commands, tuple(rows), page)
+        yield Row(name, _accuracy([merged], test), merged_size, merged_size / size)
 
 
 def _digits() -> tuple[Images, Images]:
@@ -131,6 +164,15 @@ def _skewed_parts(labels: IntArray) -> list[IntArray]:
         for part, chosen in zip(parts, np.split(members, cuts), strict=True):
             part.extend(chosen.tolist())
     return [np.array(sorted(part)) for part in parts]
+
+
+def _class_counts(data: Images, parts: Sequence[IntArray]) -> dict[str, list[int]]:
+    """Return how many images of every digit each client has: all that it tells of its data."""
+    labels = data.y.numpy()
+    return {
+        f"client-{number}": np.bincount(labels[part], minlength=10).tolist()
+        for number, part in enumerate(parts, start=1)
+    }
 
 
 def _train(model: DigitsNet, data: Images) -> DigitsNet:

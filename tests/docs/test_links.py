@@ -55,7 +55,7 @@ def test_broken_links_are_noticed(tmp_path: Path) -> None:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_every_command_on_a_page_has_the_options_that_it_is_given(page: Path) -> None:
     shells = _SHELL.findall(page.read_text(encoding="utf-8"))
-    lines = [line for shell in shells for line in _COMMAND.findall(shell)]
+    lines = [line for shell in shells for line in _COMMAND.findall(shell.replace("\\\n", " "))]
     plain = [re.split(r"[|;>]|&&", line)[0] for line in lines]
     assert [wrong for line in plain for wrong in unknown_in_line(line)] == []
 

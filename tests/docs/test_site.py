@@ -73,6 +73,28 @@ def test_nothing_is_loaded_from_the_network(site: Path) -> None:
     ]
 
 
+def test_the_themes_scripts_find_what_they_look_for(site: Path) -> None:
+    script = (site / "js" / "darkmode.js").read_text(encoding="utf-8")
+    sought = set(re.findall(r"getElementById\('(hljs-\w+)'\)", script))
+    assert sought == {"hljs-light", "hljs-dark"}  # without them it stops before it is done
+    for page in set(site.rglob("*.html")) - {site / "404.html"}:  # which is the theme's own
+        text = page.read_text(encoding="utf-8")
+        ids = re.findall(r'\bid="([^"]*)"', text)
+        assert sought <= set(ids), page.name
+        assert [name for name in ids if name[:1].isdigit()] == [], page.name  # are no selectors
+
+
+def test_tables_of_options_alone_are_stacked_on_phones(site: Path) -> None:
+    cli, files = (
+        (site / "reference" / name).read_text(encoding="utf-8")
+        for name in ("cli.html", "files.html")
+    )
+    assert cli.count('<table class="stacked">') > 4
+    assert "<table>" not in cli
+    assert "<table>" in files
+    assert "stacked" not in files
+
+
 @pytest.mark.parametrize(
     ("mistake", "says"),
     [("[gone](gone.md)", "gone.md"), ("::: fedmerge.gone", "fedmerge.gone")],

@@ -240,9 +240,86 @@ def test_a_run_without_client_files_is_measured_alone(cli: Cli, tmp_path: Path) 
     found = cli.done("report", tmp_path / "own.pt", *asked, "--json").json
     assert found["verdict"].startswith("Measured on 30 samples of test.npz, the merge reaches")
     assert "against" not in found["verdict"]
-    says = ["--image: the clients' models of the last pass are not kept"]
+    says = ["--image: the net has no convolution whose units are matched"]
     more = ("--image", scene.data, "--force")
     cli.refused("report", tmp_path / "own.pt", *asked, *more, code=2, says=says)
+
+
+@pytest.fixture
+def seen(cli: Cli, tmp_path: Path) -> list[object]:
+    """A short run in rounds of convolutional clients on digits, without its output."""
+    (tmp_path / "net.py").write_text(NET, encoding="utf-8")
+    (tmp_path / "shards").mkdir()
+    x, y = images()
+    for number, name in enumerate(("a", "b", "test")):
+        part = slice(40 * number, 40 * number + 40)
+        place = tmp_path if name == "test" else tmp_path / "shards"
+        np.savez(place / f"{name}.npz", x=x[part], y=y[part])
+    given = ("--shards", tmp_path / "shards", "--model", f"{tmp_path / 'net.py'}:build")
+    return ["retrain", *given, "--epochs", 1, "--passes", 2, "--device", "cpu"]
+
+
+def pictures_of(page: Path) -> list[str]:
+    """Return the feature maps of a page, in their order."""
+    return re.findall(r'<img class="" src="([^"]+)"', page.read_text("utf-8"))
+
+
+def test_rounds_show_what_matched_units_see(cli: Cli, seen: list[object], tmp_path: Path) -> None:
+    page, output = tmp_path / "page.html", tmp_path / "g.pt"
+    shard = tmp_path / "shards" / "a.npz"
+    cli.done(*seen, "-o", output, "--report", page, "--image", shard, "--image-index", 3)
+    shown = text_of(page)
+    assert "a.npz, sample 3" in shown
+    assert "merged a b average" in shown
+    assert "The clients' layers are those that the last pass matched" in shown
+    model = ("--model", f"{tmp_path / 'net.py'}:build")
+    asked = (*model, "--image", shard, "--image-index", 3)
+    cli.done("report", output, *asked, "-o", tmp_path / "later.html")
+    assert pictures_of(page) == pictures_of(tmp_path / "later.html")
+    assert len(set(pictures_of(page))) > 8
+    other = ("--image", shard, "--image-index", 4)
+    cli.done("report", output, *model, *other, "-o", tmp_path / "other.html")
+    assert pictures_of(page) != pictures_of(tmp_path / "other.html")
+
+
+def test_rounds_that_are_measured_show_the_first_sample_and_no_clients_own(
+    cli: Cli, seen: list[object], tmp_path: Path
+) -> None:
+    page = tmp_path / "page.html"
+    cli.done(*seen, "-o", tmp_path / "g.pt", "--report", page, "--data", tmp_path / "test.npz")
+    assert "test.npz, sample 0" in text_of(page)
+
+
+def test_layers_of_another_run_are_refused(cli: Cli, seen: list[object], tmp_path: Path) -> None:
+    cli.done(*seen, "-o", tmp_path / "g.pt")
+    cli.done(*seen, "-o", tmp_path / "h.pt", "--seed", 1)
+    asked = ("--model", f"{tmp_path / 'net.py'}:build", "--image", tmp_path / "test.npz")
+    more = (*asked, "-o", tmp_path / "r.html", "--work-dir")
+    says = ["are those of another run", "the run that wrote the merged file"]
+    cli.refused("report", tmp_path / "g.pt", *more, tmp_path / "h.pt.work", code=2, says=says)
+    says = ["of this run no client's layers were kept in", "--work-dir"]
+    cli.refused("report", tmp_path / "g.pt", *more, tmp_path / "none", code=2, says=says)
+    cli.done("report", tmp_path / "g.pt", *more, tmp_path / "g.pt.work")
+
+
+def test_a_merge_shows_an_image_on_its_page(cli: Cli, conv: Path, tmp_path: Path) -> None:
+    page, x = tmp_path / "page.html", tmp_path / "x.npy"
+    np.save(x, images()[0][0])
+    given = ("match", tmp_path / "a.pt", tmp_path / "b.pt", "-o", tmp_path / "g.pt")
+    asked = ("--image", x, "--model", f"{tmp_path / 'net.py'}:build", "--probe", "none")
+    cli.refused(*given, *asked, code=2, says=["--image is for a page", "--report"])
+    cli.refused(*given, "--image", x, "--report", page, code=2, says=["--image", "--model"])
+    shape = ("--input-shape", "1,1,8,8")
+    cli.done(*given, *asked, *shape, "--report", page)
+    assert "merged a b average" in text_of(page)
+
+
+def test_an_image_that_is_not_there_is_refused_before_the_rounds(
+    cli: Cli, seen: list[object], tmp_path: Path
+) -> None:
+    asked = ("--report", tmp_path / "page.html", "--image", tmp_path / "none.png")
+    cli.refused(*seen, "-o", tmp_path / "g.pt", *asked, code=2, says=["none.png: no such file"])
+    assert not (tmp_path / "g.pt.work").exists()
 
 
 def test_the_demo_ends_with_a_page(
@@ -252,7 +329,12 @@ def test_the_demo_ends_with_a_page(
     said = cli.done("demo", tmp_path / "demo").out
     page = tmp_path / "demo" / "report.html"
     assert said.splitlines()[-1] == f"a page about the merge, for a browser: {page}"
-    assert "reaches an accuracy of" in text_of(page)
+    shown = text_of(page)
+    assert "reaches an accuracy of" in shown  # measured
+    assert "agreement with the ensemble" in shown  # and predicted, since the code was given
+    assert [line.split("  ")[1] for line in said.splitlines() if line.startswith("  matched")] == [
+        *("matched, files alone", "matched, code and counts"),
+    ]
 
 
 def test_a_one_shot_merge_has_no_rounds_to_compare(cli: Cli, merged: Path, tmp_path: Path) -> None:

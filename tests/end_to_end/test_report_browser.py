@@ -171,6 +171,24 @@ def test_a_click_on_a_heading_sorts_and_another_one_turns_it(browser: Browser) -
     assert browser.run(heading) == "descending"
 
 
+def test_a_headings_arrow_stays_with_its_last_word(browser: Browser) -> None:
+    browser.open(400)
+    arrow = """const button = document.querySelectorAll("#sources th button")[2];
+        return getComputedStyle(button, "::after").content"""
+    assert browser.run(arrow) == '"\u00a0↕"'
+    browser.run("document.querySelectorAll('#sources th button')[2].click()")
+    assert browser.run(arrow) == '"\u00a0↑"'
+
+
+def test_on_a_phone_no_short_name_over_feature_maps_is_broken(browser: Browser) -> None:
+    browser.open(400)
+    lines = """return [...document.querySelectorAll("#features thead bdi")]
+        .map(e => [e.textContent, e.getClientRects().length])"""
+    found = dict(browser.run(lines))
+    assert found["merged"] == 1
+    assert max(found.values()) > 1  # the hostile name is
+
+
 def test_every_heading_sorts_without_a_complaint(browser: Browser) -> None:
     browser.open()
     clicked = browser.run(

@@ -95,6 +95,14 @@ def test_help_fits_the_terminal(columns: int, tmp_path: Path) -> None:
         assert heading in written
 
 
+def test_a_name_sends_nothing_to_the_terminal(cli: Cli, nets: list[Path], tmp_path: Path) -> None:
+    evil = nets[0].rename(nets[0].with_name("\x1b[31mred\x07.pt"))
+    outcome = cli.done("match", evil, nets[1], "-o", tmp_path / "g.pt")
+    assert "\x1b" not in outcome.out + outcome.err
+    assert "\x07" not in outcome.out
+    assert "2 clients (\\x1b[31mred\\x07, b)" in outcome.out
+
+
 def test_a_ci_log_is_plain_text(tmp_path: Path) -> None:
     ci = {"CI": "true", "GITHUB_ACTIONS": "true", "PATH": os.environ["PATH"]}
     assert "\x1b" not in process("match", "--help", cwd=tmp_path, env=ci).out
@@ -106,6 +114,9 @@ def test_a_ci_log_is_plain_text(tmp_path: Path) -> None:
     [
         ("fedmerge re", ["retrain", "report"]),
         ("fedmerge match --max", ["--max-growth", "--max-params"]),
+        ("fedmerge match --method a", ["average"]),
+        ("fedmerge retrain --task c", ["classification"]),
+        ("fedmerge match --output a", []),  # left to the shell, which knows files
     ],
 )
 def test_the_shell_completes_commands_and_options(typed: str, offered: list[str]) -> None:

@@ -148,7 +148,7 @@ def _run(
         shapes = ", ".join(str(tuple(t.shape)) for t in tensor_leaves(inputs))
         raise ArchitectureError(
             f"the model does not run on inputs of shape {shapes}: {_first_line(error)}",
-            "give the shape of its inputs with --input-shape",
+            "give its inputs: --input-shape, and --input-dtype long where they are tokens",
         ) from error
     _finish(trace, inputs, outputs, state)
     return trace, aliases

@@ -12,17 +12,18 @@ from torch import nn
 from fedmerge.checkpoint import Checkpoint, from_state_dict
 from fedmerge.errors import ArchitectureError, FedmergeError, UsageError
 from fedmerge.report import CellPicture, FeatureMaps, UnitRow
-from fedmerge.types.arrays import Array
-from fedmerge.types.layouts import axis_size, unit_positions
+from fedmerge.types.arrays import Array, IntArray
+from fedmerge.types.layouts import Widths, axis_size, unit_positions
 from fedmerge.types.plans import Plan
 from fedmerge.workflow.load import load_checkpoint
 from fedmerge.workflow.merge import Merge
 from fedmerge.workflow.models import ModelCode, evaluated, model_names
 from fedmerge.workflow.prepared import Prepared, line_up, merge_of
 from fedmerge.workflow.reporting.images import ImageOptions, read_image
+from fedmerge.workflow.reporting.plans import CONVOLUTION, is_convolution
 
 SHOWN_UNITS = 4  # of a group
-CONVOLUTION = 4  # axes of a weight: units, inputs, height, width
+SHOWN_CLIENTS = 8  # more beside each other show nothing
 VISIBLE = (1, 3)  # input channels of filters that can be shown: grey, colours
 GLOBAL, AVERAGE = "merged", "average"
 
@@ -44,16 +45,17 @@ class Look:
 
 
 @dataclass(frozen=True)
-class _Seen:
+class Seen:
     """One model's column: where each global unit is in it."""
 
     name: str
-    look: Look | None
+    look: Look
     places: Mapping[str, Mapping[int, int]]  # group → global unit → channel
 
     def picture(self, group: str, unit: int, *, is_filter: bool) -> CellPicture:
+        """Return what one global unit sees, or the filter that it sees with."""
         channel = self.places[group].get(unit)
-        if self.look is None or channel is None:
+        if channel is None:
             return CellPicture(None, "not its unit")
         source = self.look.weights if is_filter else self.look.maps
         values = source[group][channel]
@@ -73,21 +75,38 @@ def feature_maps(
 ) -> tuple[FeatureMaps, ...]:
     """Return the maps of the chosen groups; one model is in memory at a time."""
     layers = chosen_layers(prepared.plan, options.groups)
-    first = prepared.plan.tensors[conv_layers(prepared.plan)[0].weight]
-    channels = axis_size(first.axes[1], prepared.client_widths[0])
-    size = code.input_shapes[0][-2:] if code.input_shapes else ()
-    image = read_image(options, channels, size)
+    image = image_for(prepared.plan, prepared.client_widths[0], code, options)
     columns = list(_columns(merged, merge, prepared, code, layers, image))
-    picture = CellPicture(_scaled(_as_pixels(image[0])), options.label)
-    return tuple(_maps_of(layer, columns, merge, picture) for layer in layers)
+    picture, how = picture_of(image, options), of_the_first(len(prepared.clients))
+    return tuple(
+        maps_of(layer, columns, _owner_counts(merge, layer.group), picture, how=how)
+        for layer in layers
+    )
+
+
+def image_for(plan: Plan, widths: Widths, code: ModelCode, options: ImageOptions) -> Array:
+    """Return the image (1, channels, height, width) as the first convolution takes it."""
+    first = plan.tensors[conv_layers(plan)[0].weight]
+    size = code.input_shapes[0][-2:] if code.input_shapes else ()
+    return read_image(options, axis_size(first.axes[1], widths), size)
+
+
+def picture_of(image: Array, options: ImageOptions) -> CellPicture:
+    """Return the image as the page shows it."""
+    return CellPicture(_scaled(_as_pixels(image[0])), options.label)
+
+
+def _owner_counts(merge: Merge, group: str) -> IntArray:
+    """Return how many clients own each global unit (units,)."""
+    homes = [placement[group].indices for placement in merge.placements]
+    return np.bincount(np.concatenate(homes), minlength=merge.widths[group])
 
 
 def conv_layers(plan: Plan) -> list[Layer]:
     """Return the first convolution that makes each group, in the plan's order."""
     found: dict[str, Layer] = {}
     for name, tensor in plan.tensors.items():
-        is_conv = tensor.role == "weight" and len(tensor.axes) == CONVOLUTION and tensor.out == 0
-        if is_conv and len(tensor.produces) == 1:
+        if is_convolution(tensor):
             (group,) = tensor.produces
             found.setdefault(group, Layer(group, name))
     layers = [found[group.name] for group in plan.groups if group.name in found]
@@ -121,24 +140,24 @@ def _columns(
     code: ModelCode,
     layers: Sequence[Layer],
     image: Array,
-) -> Iterator[_Seen]:
-    """Yield the merge, every client and the average, as far as clients are equally wide."""
+) -> Iterator[Seen]:
+    """Yield the merge, the first clients and the average, as far as clients are equally wide."""
     names = model_names(prepared.clients[0], code.build())
     groups = [layer.group for layer in layers]
 
     def look(checkpoint: Checkpoint) -> Look:
         return _look(load_checkpoint(code.build, checkpoint), names, layers, image)
 
-    yield _Seen(GLOBAL, look(merged), {g: _channels(merge, layers, g) for g in groups})
-    for number, client in enumerate(prepared.clients):
+    yield Seen(GLOBAL, look(merged), {g: _channels(merge, layers, g) for g in groups})
+    for number, client in enumerate(prepared.clients[:SHOWN_CLIENTS]):
         own = {g: _channels(merge, layers, g, number) for g in groups}
-        yield _Seen(client.name, look(client), own)
+        yield Seen(client.name, look(client), own)
     try:
         plain = merge_of(prepared, merge.options, line_up(prepared), is_compared=False)
     except ArchitectureError:
         return  # of different widths: there is no average
     owners = {g: _first_owners(merge, layers, g) for g in groups}
-    yield _Seen(AVERAGE, look(from_state_dict(plain.state_dict(), name=AVERAGE)), owners)
+    yield Seen(AVERAGE, look(from_state_dict(plain.state_dict(), name=AVERAGE)), owners)
 
 
 def _channels(
@@ -179,15 +198,7 @@ def _look(
 
         hooks.append(module.register_forward_hook(keep))
     try:
-        parameter = next(model.parameters())
-        evaluated(model, [torch.from_numpy(np.ascontiguousarray(image)).to(parameter.dtype)])
-    except FedmergeError:
-        raise
-    except Exception as error:  # the user's code may raise anything
-        raise ArchitectureError(
-            f"the model does not run on the image {tuple(image.shape)}: {error}",
-            "give a picture of the size that the model takes, or --input-shape",
-        ) from error
+        run_on(model, image)
     finally:
         for hook in hooks:
             hook.remove()
@@ -197,28 +208,48 @@ def _look(
     return Look(maps, weights)
 
 
-def _maps_of(
-    layer: Layer, columns: Sequence[_Seen], merge: Merge, image: CellPicture
+def run_on(model: nn.Module, image: Array) -> None:
+    """Run a model on the image, for what its hooks see."""
+    try:
+        parameter = next(model.parameters())
+        evaluated(model, [torch.from_numpy(np.ascontiguousarray(image)).to(parameter.dtype)])
+    except FedmergeError:
+        raise
+    except Exception as error:  # the user's code may raise anything
+        raise ArchitectureError(
+            f"the model does not run on the image {tuple(image.shape)}: {error}",
+            "give a picture of the size that the model takes, or --input-shape",
+        ) from error
+
+
+def maps_of(
+    layer: Layer, columns: Sequence[Seen], owners: IntArray, image: CellPicture, *, how: str = ""
 ) -> FeatureMaps:
+    """Return the pictures of a group whose global units have so many owners (units,)."""
     group = layer.group
-    first = columns[0].look
-    assert first is not None
-    has_filters = first.weights[group].shape[1] in VISIBLE
+    has_filters = columns[0].look.weights[group].shape[1] in VISIBLE
     rows = []
-    for unit in shown_units(merge, group, columns[0]):
+    for unit in shown_units(owners, group, columns[0]):
         maps = tuple(column.picture(group, unit, is_filter=False) for column in columns)
         filters = tuple(column.picture(group, unit, is_filter=True) for column in columns)
         rows.append(UnitRow(unit, maps, filters if has_filters else ()))
     names = tuple(column.name for column in columns)
-    return FeatureMaps(group, layer.weight, image, names, tuple(rows))
+    return FeatureMaps(group, layer.weight, image, names, tuple(rows), how)
 
 
-def shown_units(merge: Merge, group: str, seen: _Seen) -> list[int]:
+def of_the_first(clients: int) -> str:
+    """Say that not all clients are shown, where they are too many.
+
+    >>> of_the_first(8), of_the_first(40)
+    ('', 'The first 8 of 40 clients are shown.')
+    """
+    if clients <= SHOWN_CLIENTS:
+        return ""
+    return f"The first {SHOWN_CLIENTS} of {clients} clients are shown."
+
+
+def shown_units(owners: IntArray, group: str, seen: Seen) -> list[int]:
     """Return the units with the most owners and, of these, the strongest answers, in order."""
-    owners = np.zeros(merge.widths[group], dtype=np.int64)
-    for placement in merge.placements:
-        owners[placement[group].indices] += 1
-    assert seen.look is not None
     spread = seen.look.maps[group].std(axis=(1, 2))
     channels = seen.places[group]
     ranked = sorted(channels, key=lambda unit: (-owners[unit], -spread[channels[unit]], unit))

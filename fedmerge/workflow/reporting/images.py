@@ -25,6 +25,7 @@ class ImageOptions:
     index: int = 0  # of the sample, in files that hold several
     preparation: Preparation = field(default_factory=Preparation)
     groups: tuple[str, ...] = ()  # none: the first and the last convolutional one
+    is_optional: bool = False  # nobody asked for it: where it can't be seen, the page says why
 
     @property
     def label(self) -> str:
@@ -39,8 +40,7 @@ def read_image(options: ImageOptions, channels: int, size: tuple[int, ...]) -> A
     A picture's file is brought to the model's colours, and to `size` (height, width) if given.
     """
     suffix = options.file.suffix.lower()
-    if not options.file.is_file():
-        raise UsageError(f"--image {options.file}: no such file")
+    check_image(options)
     if suffix in PICTURES:
         return _picture(options, channels, size)
     sample = _array(options.file) if suffix == ".npy" else _sample(options.file, options.index)
@@ -53,6 +53,12 @@ def read_image(options: ImageOptions, channels: int, size: tuple[int, ...]) -> A
             "height and width"
         )
     return image
+
+
+def check_image(options: ImageOptions) -> None:
+    """Refuse an image that is not there."""
+    if not options.file.is_file():
+        raise UsageError(f"--image {options.file}: no such file")
 
 
 def _picture(options: ImageOptions, channels: int, size: tuple[int, ...]) -> Array:

@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedmerge import __version__
 from fedmerge.checkpoint import check_targets, read_record, write_text
-from fedmerge.errors import CheckpointError, UsageError
-from fedmerge.report import Fact, Report, Scores, SourceView, check_drawing, render
+from fedmerge.errors import CheckpointError, FedmergeError, UsageError
+from fedmerge.report import (
+    Fact,
+    FeatureMaps,
+    Report,
+    Scores,
+    SourceView,
+    check_drawing,
+    render,
+)
 from fedmerge.types.progress import Progress, silent
 from fedmerge.workflow.record import MergeRecord, record_from_json
 from fedmerge.workflow.reporting.groups import group_views
-from fedmerge.workflow.reporting.plans import plan_picture
+from fedmerge.workflow.reporting.plans import has_convolution, plan_picture
 from fedmerge.workflow.reporting.rounds import last_metrics, method_of, rounds_view
 from fedmerge.workflow.reporting.scores import (
     ACCURACY,
@@ -32,7 +40,8 @@ if TYPE_CHECKING:
     from fedmerge.workflow.reporting.images import ImageOptions
 
 SUFFIXES = (".html", ".htm")
-NEVER_RUN = "neither model code nor data to run it on were given"
+NEVER_RUN = "it was run on no data and on no probes"
+UNSEEN = "What matched units see: `fedmerge report … --model CODE --image FILE` shows it."
 _SECTIONS = ("scores", "rounds", "frontier", "groups", "features", "warnings")
 
 
@@ -65,6 +74,7 @@ def write_report(
     data: str | Path | None = None,
     evaluation: EvaluationOptions | None = None,
     baselines: Sequence[str | Path] = (),
+    work_dir: str | Path | None = None,
     force: bool = False,
     progress: Progress = silent,
 ) -> ReportFile:
@@ -72,15 +82,22 @@ def write_report(
 
     With the model's code, `data` measures the merge next to its clients, and `image` shows what
     matched units see. The clients are looked for beside the merged file unless they are given.
-    `baselines` are other files that `retrain` wrote.
+    `baselines` are other files that `retrain` wrote; of a run in rounds, `work_dir` has the
+    clients' layers (the merged file's name + .work unless it was another).
     """
     merged, output = Path(merged), Path(output)
     check_report_output(output, inputs=[merged, *clients, *baselines], force=force)
     wishes = Wishes(
-        clients, model, image, None if data is None else str(data), evaluation, baselines
+        clients,
+        model,
+        image,
+        None if data is None else str(data),
+        evaluation,
+        baselines,
+        None if work_dir is None else Path(work_dir),
     )
     report = make_report(merged, wishes, progress=progress)
-    page = render(report)
+    page = render(report, progress=progress)
     write_text(output, page)
     sections = tuple(name for name in _SECTIONS if getattr(report, name))
     return ReportFile(output, len(page.encode()), report.verdict, sections)
@@ -230,15 +247,29 @@ def _notes(record: MergeRecord, scores: Sequence[Scores], frontier: Sequence[obj
     """Say what is not on the page, and how it could be."""
     notes = []
     if not scores:
-        ask = "fedmerge report … --model CODE --data FILE measures it"
+        ask = "`fedmerge report … --model CODE --data FILE` measures it"
         notes.append(f"How good the model is: {NEVER_RUN}; {ask}.")
     if not record.is_trained and not frontier:
-        notes.append("What other sizes would give: `fedmerge match … --frontier` tries them.")
-    if record.is_trained:
         notes.append(
-            "Feature maps: the clients' models of the last pass are not kept after a run in rounds."
+            "What other sizes would give: `fedmerge match … --model CODE --frontier` tries them."
         )
+    if has_convolution(record.plan) and record.options.method == "fedma":
+        notes.append(UNSEEN)
     return notes
+
+
+def _with_features(
+    report: Report, image: ImageOptions, look: Callable[[], tuple[FeatureMaps, ...]]
+) -> Report:
+    """Return the page with feature maps; where nobody asked for them, they may fail to be."""
+    notes = tuple(note for note in report.notes if note != UNSEEN)
+    try:
+        return replace(report, features=look(), notes=notes)
+    except FedmergeError as error:
+        if not image.is_optional:
+            raise
+        why = f"What matched units see in {image.label}: {error.problem}."
+        return replace(report, notes=(*notes, why) if UNSEEN in report.notes else notes)
 
 
 def _with_runs(
@@ -248,7 +279,7 @@ def _with_runs(
     from fedmerge.workflow.reporting.runs import features_of, measure  # records alone do without
 
     if wishes.image is not None:
-        report = replace(report, features=features_of(merged, record, wishes))
+        report = _with_features(report, wishes.image, lambda: features_of(merged, record, wishes))
     if wishes.data is None:
         return report
     scores, how, warnings = measure(merged, record, wishes, progress)

@@ -10,6 +10,11 @@ from fedmerge.report import Curve, Missing, RoundsView
 
 Record = Mapping[str, Any]
 MEGA = 1e6
+_REASONS = {  # why a client was left out of a round, as records say it → as people do
+    "app": "its data or its training failed",
+    "lost": "its worker was lost",
+    "timeout": "it took too long",
+}
 
 
 def rounds_view(record: Record, baselines: Mapping[str, Record]) -> RoundsView:
@@ -24,7 +29,7 @@ def rounds_view(record: Record, baselines: Mapping[str, Record]) -> RoundsView:
         labels=tuple(_label(entry, rounds) for entry in rounds),
         widths={name: _widths(rounds, name) for name in groups},
         missing=tuple(
-            Missing(int(entry["number"]), client, str(why))
+            Missing(int(entry["number"]), client, _REASONS.get(why, str(why)))
             for entry in rounds
             for client, why in entry["missing"].items()
         ),

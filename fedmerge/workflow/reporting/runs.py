@@ -14,8 +14,10 @@ from fedmerge.workflow.compare import Comparison, Row, compare
 from fedmerge.workflow.evaluate import EvaluationOptions, evaluate
 from fedmerge.workflow.record import MergeRecord
 from fedmerge.workflow.reporting.features import feature_maps
+from fedmerge.workflow.reporting.round_features import round_features
 from fedmerge.workflow.reporting.scores import measured_scores
 from fedmerge.workflow.reporting.wishes import Wishes
+from fedmerge.workflow.retrain.state import default_work_dir
 from fedmerge.workflow.verify import open_recorded, prepare_recorded, replay_recorded
 
 if TYPE_CHECKING:
@@ -27,10 +29,9 @@ def features_of(merged: Path, record: MergeRecord, wishes: Wishes) -> tuple[Feat
     assert wishes.image is not None
     assert wishes.model is not None
     if record.is_trained:
-        raise UsageError(
-            "--image: the clients' models of the last pass are not kept after a run in rounds",
-            "feature maps are of one-shot merges",
-        )
+        folder = wishes.work_dir or default_work_dir(merged)
+        opened = open_checkpoint(merged)
+        return round_features(opened, record, folder, wishes.model, wishes.image)
     clients = _recorded_clients(merged, record, wishes)
     prepared = prepare_recorded(record, clients)
     merge = replay_recorded(record, prepared)

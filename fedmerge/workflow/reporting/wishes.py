@@ -23,3 +23,4 @@ class Wishes:
     data: str | None = None
     evaluation: EvaluationOptions | None = None
     baselines: Sequence[str | Path] = ()
+    work_dir: Path | None = None  # of a run in rounds; None: beside the merged file

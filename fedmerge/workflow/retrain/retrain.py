@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +17,12 @@ from fedmerge.workflow.clients import Source, expand_sources
 from fedmerge.workflow.models import ModelCode
 from fedmerge.workflow.retrain.events import HearEvent, RunFinished, RunStarted, ignore
 from fedmerge.workflow.retrain.inputs import expand_shards
+from fedmerge.workflow.retrain.kept import keep_layer
 from fedmerge.workflow.retrain.locals import pad_ties
 from fedmerge.workflow.retrain.options import RetrainOptions
 from fedmerge.workflow.retrain.prepare import Run, matching_options, prepare_run
 from fedmerge.workflow.retrain.result import Retrained
-from fedmerge.workflow.retrain.rounds import Rounds, whole_model
+from fedmerge.workflow.retrain.rounds import Keep, Rounds, keep_nothing, whole_model
 from fedmerge.workflow.retrain.running import Running
 from fedmerge.workflow.retrain.state import SavedState, WorkDir, first_difference
 
@@ -122,8 +124,11 @@ def run_prepared(
     hear(RunStarted(run.options.method, run.clients, rounds, len(state.rounds)))
     engine = running.start_engine(run.clients)
     save = (lambda state: None) if work_dir is None else work_dir.save
+    keep: Keep = keep_nothing
+    if work_dir is not None:
+        keep = partial(keep_layer, work_dir.path, run.prepared.plan)
     try:
-        state = Rounds(run, engine, running, data, save, hear).finish(state)
+        state = Rounds(run, engine, running, data, save, hear, keep).finish(state)
     finally:
         engine.close()
     hear(RunFinished(rounds, round(time.monotonic() - began, 3)))

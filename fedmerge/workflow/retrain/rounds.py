@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeAlias
 
 from fedmerge.engines import Engine, Outcome, StepResult
 from fedmerge.types.work import Arrays
@@ -25,6 +26,12 @@ from fedmerge.workflow.retrain.schedule import Round
 from fedmerge.workflow.retrain.state import SavedState
 from fedmerge.workflow.retrain.traffic import CountedEngine
 
+Keep: TypeAlias = Callable[[Round, Federation, Federation], None]  # models before, and after
+
+
+def keep_nothing(current: Round, before: Federation, after: Federation) -> None:
+    """Keep nothing of a round."""
+
 
 @dataclass(frozen=True)
 class Rounds:
@@ -36,6 +43,7 @@ class Rounds:
     data: str | None  # what whole global models are evaluated on
     save: Callable[[SavedState], None]
     hear: HearEvent
+    keep: Keep = keep_nothing  # what the last pass matched
 
     def finish(self, state: SavedState) -> SavedState:
         """Run the rounds that are left and return the state after the last."""
@@ -66,6 +74,8 @@ class Rounds:
             )
         present = [k for k, m in enumerate(federation.locals) if m.name not in step.missing]
         exchange = self.run.method.exchange(federation, current, present)
+        if current.pass_number == self.run.method.rounds[-1].pass_number:
+            self.keep(current, federation, exchange.federation)
         if exchange.matched is not None:
             matched = exchange.matched
             self.hear(GroupMatched(current.number, matched.name, matched.width, matched.match_rate))

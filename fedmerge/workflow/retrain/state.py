@@ -17,6 +17,7 @@ from fedmerge.errors import CheckpointError, UsageError
 from fedmerge.types.arrays import Array
 from fedmerge.types.assignments import Assignment
 from fedmerge.types.clients import TensorInfo
+from fedmerge.types.words import listed
 from fedmerge.workflow.record import group_entry
 from fedmerge.workflow.retrain.federation import Federation
 from fedmerge.workflow.retrain.history import RoundEntry
@@ -24,6 +25,7 @@ from fedmerge.workflow.retrain.locals import LocalModel
 
 RUN_FILE = "run.json"
 STATE_FILE = "state.safetensors"
+MOST_CHANGED = 8  # clients whose files differ that an error names
 _FIXED = "fixed"
 _HIDDEN = ".fedmerge-*.tmp"  # what a killed process may leave
 
@@ -34,6 +36,11 @@ class SavedState:
 
     federation: Federation
     rounds: tuple[RoundEntry, ...]
+
+
+def default_work_dir(output: Path) -> Path:
+    """Return where a run keeps its state unless it is told."""
+    return output.with_name(output.name + ".work")
 
 
 @dataclass(frozen=True)
@@ -135,8 +142,8 @@ def _files_difference(name: str, found: Mapping[str, Any], saved: Mapping[str, A
     for client in (*found, *saved):
         if (client in found) != (client in saved):
             return f"{client} is {'new' if client in found else 'gone'} among the {what}"
-    changed = ", ".join(client for client in found if found[client] != saved[client])
-    return f"the {what} of {changed} are not the same"
+    changed = [client for client in found if found[client] != saved[client]]
+    return f"the {what} of {listed(changed, MOST_CHANGED)} are not the same"
 
 
 def _given_difference(name: str, found: str | None, saved: str | None) -> str:

@@ -7,12 +7,13 @@ from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from fedmerge.report import charts, drawing
 from fedmerge.report.page import TEMPLATES
-from fedmerge.report.plan_figure import assign_lanes, draw_plan
-from fedmerge.report.values import Edge, Stage
+from fedmerge.report.plan_figure import assign_lanes, draw_plan, plan_remarks
+from fedmerge.report.values import Edge, Reference, Score, Stage
 from tests.reports import CONV1, FC1, FRONTIER, PLAN, ROUNDS, SCORES
 
 READABLE = 4.5  # contrast of text, WCAG AA
@@ -94,6 +95,22 @@ def test_a_plan_before_a_merge_has_no_widths_after_it() -> None:
     assert not [text for text in found if "→" in text or text == "merged"]
 
 
+def test_a_plan_that_stands_alone_has_a_title_and_tells_its_signs() -> None:
+    words = {"Sequential: 2 groups of hidden units", "A diamond can't grow."}
+    assert words <= set(drawn(draw_plan, PLAN, is_alone=True))
+    assert not words & set(drawn(draw_plan, PLAN))
+
+
+@pytest.mark.parametrize(
+    ("edge", "sign"), [(Edge(1, 1, ()), "A loop"), (Edge(1, 0, ()), "Dashed lines")]
+)
+def test_only_signs_that_are_drawn_are_explained(edge: Edge, sign: str) -> None:
+    plain = replace(PLAN, stages=tuple(replace(stage, why_fixed="") for stage in PLAN.stages))
+    assert plan_remarks(plain) == []
+    [remark] = plan_remarks(replace(plain, edges=(*plain.edges, edge)))
+    assert remark.startswith(sign)
+
+
 def test_a_plan_of_many_groups_grows_in_height_only() -> None:
     stages = tuple(Stage(f"layer{k}.weight", (8,), 9) for k in range(40))
     with drawing.settings("test"):
@@ -108,6 +125,45 @@ def test_scores_show_every_number_that_is_known() -> None:
     assert "element-wise average" not in found
 
 
+def test_a_reference_is_a_line_with_its_name() -> None:
+    name = "the ensemble, by definition"
+    referred = replace(SCORES, reference=Reference(name, 1.0))
+    assert name in drawn(charts.draw_scores, referred)
+    assert name not in drawn(charts.draw_scores, SCORES)
+    with drawing.settings("test"):
+        [line] = charts.draw_scores(referred).axes[0].get_lines()
+        assert charts.draw_scores(SCORES).axes[0].get_lines() == []
+    assert np.asarray(line.get_xdata()).tolist() == [1.0, 1.0]
+
+
+def test_numbers_of_shares_stand_behind_the_whole_where_no_line_crosses_them() -> None:
+    with drawing.settings("test"):
+        axes = charts.draw_scores(SCORES).axes[0]
+    labels = [text for text in axes.texts if text.get_text().endswith("%")]
+    assert [text.get_text() for text in labels] == ["25.0 %", "50.0 %", "75.0 %"]
+    starts = [text.get_window_extent().x0 for text in labels]
+    assert min(starts) > axes.transData.transform((1.0, 0.0))[0]
+
+
+def test_a_key_is_read_line_by_line() -> None:
+    names = ["fedma", "a name of half of a line", "fedavg", "fedprox"]
+    curves = [replace(ROUNDS.curves[1], name=name) for name in names]
+    found = drawn(charts.draw_curves, curves, None, by_bytes=False, label="loss")
+    key = [text for text in found if text in names]
+    assert charts.key_columns(names) == 2
+    assert key == [names[0], names[2], names[1], names[3]]  # matplotlib fills columns first
+    assert drawn(charts.draw_sharing, [replace(CONV1, owners=(1, 1, 1, 1))], 4)[-4:] == [
+        *("1 client", "2 clients", "3 clients", "4 clients"),
+    ]
+
+
+def test_of_many_clients_the_highest_and_lowest_are_drawn() -> None:
+    many = [Score("client", f"c{k}", k / 100) for k in range(40)]
+    others, half = SCORES.rows[1:], charts.MOST_BARS // 2
+    assert charts.few_rows([*many, *others]) == [*many[:half], *many[40 - half :], *others]
+    assert charts.few_rows(many[: charts.MOST_BARS]) == many[: charts.MOST_BARS]
+
+
 def test_costs_stand_against_the_threshold() -> None:
     assert "threshold 0.50" in drawn(charts.draw_costs, CONV1)
     assert not [
@@ -117,6 +173,16 @@ def test_costs_stand_against_the_threshold() -> None:
 
 def test_sharing_names_numbers_of_owners() -> None:
     assert {"1 client", "2 clients"} <= set(drawn(charts.draw_sharing, [CONV1, FC1], 2))
+
+
+def test_every_number_of_owners_has_a_shade_of_its_own() -> None:
+    group = replace(CONV1, owners=(1,) * 40)
+    with drawing.settings("test"):
+        axes = charts.draw_sharing([group], 40).axes[0]
+    shades = [bar.get_alpha() or 0.0 for bar in axes.patches]
+    assert len(shades) == 7
+    assert sorted(set(shades)) == shades
+    assert shades[-1] == pytest.approx(1)
 
 
 def test_curves_name_runs_and_take_rounds_or_megabytes() -> None:

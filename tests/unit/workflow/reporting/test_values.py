@@ -63,6 +63,19 @@ def test_edges_lead_from_the_input_through_groups_to_the_output() -> None:
     ]
 
 
+def test_a_tied_embedding_leads_to_the_output_by_the_group_that_it_makes() -> None:
+    tied = {
+        "tokens": TensorPlan((Pinned(9, "tokens"), Units("h")), out=1),
+        "up": TensorPlan((Units("r"), Units("h"))),
+        "down": TensorPlan((Units("h"), Units("r"))),
+    }
+    picture = plan_picture(replace(PLAN, tensors=tied), {"h": [2, 2], "r": [5, 6]})
+    assert Edge(0, 2, ("tokens",)) in picture.edges
+    own = {**tied, "head": TensorPlan((Pinned(9, OUTPUT), Units("r")))}
+    picture = plan_picture(replace(PLAN, tensors=own), {"h": [2, 2], "r": [5, 6]})
+    assert [edge for edge in picture.edges if edge.end == 2] == [Edge(1, 2, ("head",))]
+
+
 def test_groups_count_owners_and_rank_matches() -> None:
     (view,) = group_views(RECORD)
     assert view.owners == (2, 1)
@@ -134,7 +147,7 @@ def test_rounds_add_up_bytes_and_keep_what_is_not_known() -> None:
     assert first.metrics == {"accuracy": (None, 0.5), "loss": (None, None)}
     assert last_metrics(first) == {"accuracy": 0.5}
     assert (first.is_own, other.is_own, other.name) == (True, False, "other")
-    assert [(m.round, m.client, m.why) for m in view.missing] == [(1, "b", "timeout")]
+    assert [(m.round, m.client, m.why) for m in view.missing] == [(1, "b", "it took too long")]
     assert view.widths == {"h": (1, 2)}
 
 

@@ -25,6 +25,7 @@ from fedmerge.workflow.oneshot.options import ProbeOptions
 from fedmerge.workflow.oneshot.scene import Candidate, Scene
 
 BATCH = 500  # samples that are tested at once
+CANDIDATES_OF = 0  # the seed whose candidates are all tested, as that takes longer than merging
 
 
 @dataclass(frozen=True)
@@ -93,7 +94,9 @@ def _merged(merging: Merging, found: Setting) -> Outcome:
         own_score = {"merge": _tested(merge, found)}
         return Outcome(own_score, merge.growth, seconds, warnings=merge.warnings)
     considered = tuple(
-        _compared(c.name, quality.candidates[c.name], _tested(c.merge, found)) for c in heard
+        _compared(c.name, quality.candidates[c.name], _tested(c.merge, found))
+        for c in heard
+        if c.name == quality.chosen or merging.seed == CANDIDATES_OF
     )
     [own] = [c.score for c in considered if c.name == quality.chosen]
     return Outcome(

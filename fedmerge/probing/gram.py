@@ -101,17 +101,17 @@ class GramSum:
     def add(self, inputs: Tensor, targets: Tensor) -> None:
         """Add rows (rows, in) and (rows, out)."""
         if not self.rows:
-            self._origin = inputs.double().mean(0), targets.double().mean(0)
+            self._origin = inputs.mean(0).double(), targets.mean(0).double()
         self.rows += len(inputs)
         inputs, targets = (
-            (rows - origin).to(rows.dtype)
+            rows - origin.to(rows.dtype)  # which was of that precision
             for rows, origin in zip((inputs, targets), self._origin, strict=True)
         )
         self._inputs += inputs.T @ inputs
         self._cross += inputs.T @ targets
-        self._targets += (targets.double() ** 2).sum(0)
-        self._input_sum += inputs.double().sum(0)
-        self._target_sum += targets.double().sum(0)
+        self._targets += (targets**2).sum(0, dtype=torch.float64)
+        self._input_sum += inputs.sum(0, dtype=torch.float64)
+        self._target_sum += targets.sum(0, dtype=torch.float64)
 
     def result(self, *, has_intercept: bool) -> Gram:
         """Return the moments, about the means if there is an intercept to take these up."""

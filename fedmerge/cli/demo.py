@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from fedmerge.cli import show
 from fedmerge.cli.terminal import Terminal
 from fedmerge.workflow.demo import run_demo
 
 
-def run(folder: Path, terminal: Terminal) -> None:
+def run(given: Mapping[str, Any], terminal: Terminal) -> None:
     """Train, merge and compare, and say how to go on."""
+    folder: Path = given["folder"]
     terminal.note("training 4 clients on skewed parts of scikit-learn's digits …")
     with terminal.progress() as progress:
         demo = run_demo(folder, progress=progress)

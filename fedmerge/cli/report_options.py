@@ -1,72 +1,71 @@
-"""The options of reports, as typer types."""
+"""The parameters of reports."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, TypeAlias
 
-from fedmerge.cli.options import option
+from fedmerge.cli.parameters import option
 
 _REPORT = "Report"
-ReportOutput: TypeAlias = Annotated[
+REPORT_OUTPUT = option(
+    "output",
     Path,
-    option(
-        "Output",
-        "Where to write the page (default: report.html).",
-        "--output",
-        "-o",
-        metavar="FILE.html",
-    ),
-]
-AlsoReport: TypeAlias = Annotated[
+    "Output",
+    "Where to write the page (default: report.html).",
+    "--output",
+    "-o",
+    metavar="FILE.html",
+    default=Path("report.html"),
+)
+ALSO_REPORT = option(
+    "report",
     Path | None,
-    option("Output", "Also write a page about the result.", "--report", metavar="FILE.html"),
-]
-Graph: TypeAlias = Annotated[
+    "Output",
+    "Also write a page about the result.",
+    "--report",
+    metavar="FILE.html",
+)
+GRAPH = option(
+    "graph", Path | None, "Output", "Also draw it.", "--graph", metavar="FILE.svg|FILE.png"
+)
+IMAGE = option(
+    "image",
     Path | None,
-    option("Output", "Also draw it.", "--graph", metavar="FILE.svg|FILE.png"),
-]
-Image: TypeAlias = Annotated[
-    Path | None,
-    option(
-        _REPORT,
-        "Show what matched units see in this picture, .npy array or sample of a shard.",
-        metavar="FILE",
-    ),
-]
-ImageIndex: TypeAlias = Annotated[
-    int | None, option(_REPORT, "Which sample of that shard (default: 0).", metavar="N")
-]
-ImageGroup: TypeAlias = Annotated[
+    _REPORT,
+    "Show what matched units see in this picture, .npy array or sample of a shard.",
+    metavar="FILE",
+)
+IMAGE_INDEX = option(
+    "image_index", int | None, _REPORT, "Which sample of that shard (default: 0).", metavar="N"
+)
+IMAGE_GROUP = option(
+    "image_group",
     list[str] | None,
-    option(
-        _REPORT,
-        "Which group looks (default: the first and the last convolution's); repeatable.",
-        metavar="NAME",
-    ),
-]
-RunFolder: TypeAlias = Annotated[
+    _REPORT,
+    "Which group looks (default: the first and the last convolution's); repeatable.",
+    metavar="NAME",
+)
+RUN_FOLDER = option(
+    "work_dir",
     Path | None,
-    option(
-        _REPORT,
-        "Of a run in rounds, its --work-dir (default: the merged file's name + .work).",
-        "--work-dir",
-        metavar="FOLDER",
-    ),
-]
-Baseline: TypeAlias = Annotated[
+    _REPORT,
+    "Of a run in rounds, its --work-dir (default: the merged file's name + .work).",
+    "--work-dir",
+    metavar="FOLDER",
+)
+BASELINE = option(
+    "baseline",
     list[Path] | None,
-    option(
-        _REPORT,
-        "Another file that `retrain` wrote, to draw its rounds too; repeatable.",
-        metavar="FILE",
-    ),
-]
-ReportData: TypeAlias = Annotated[
+    _REPORT,
+    "Another file that `retrain` wrote, to draw its rounds too; repeatable.",
+    metavar="FILE",
+)
+REPORT_DATA = option(
+    "data",
     str | None,
-    option(
-        _REPORT,
-        "Measure merge, clients, average and ensemble on this: x and y; or your function.",
-        metavar="FILE|FILE.py:NAME",
-    ),
-]
+    _REPORT,
+    "Measure merge, clients, average and ensemble on this: x and y; or your function.",
+    metavar="FILE|FILE.py:NAME",
+)
+
+IMAGES = (IMAGE, IMAGE_INDEX, IMAGE_GROUP)

@@ -12,6 +12,7 @@ from typing import Any
 
 from fedmerge.checkpoint import parse_size
 from fedmerge.cli import show
+from fedmerge.cli.applicable import asked_by_user, check_applicable
 from fedmerge.cli.arguments import given_plan, match_options, model_code, note_merged
 from fedmerge.cli.match import as_argument, sizes, ways_to_load, written
 from fedmerge.cli.report import also_report, check_also, say_report
@@ -34,6 +35,7 @@ STOPPED = "stopped; the same command with --resume goes on after the last full r
 def run(given: Mapping[str, Any], terminal: Terminal) -> int:
     """Run the rounds, write the global model, and return the exit code."""
     started = time.perf_counter()
+    check_applicable(given, asked_by_user(given["context"]))
     options = retrain_options(given, match_options({**given, "method": None}))
     running, output = running_options(given), Path(given["output"])
     shard_size = parse_size(given["shard_size"])

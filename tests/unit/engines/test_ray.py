@@ -285,6 +285,21 @@ def test_waiting_for_ones_own_tasks_is_no_reason_to_give_up(
         ray.cancel(other, force=True)
 
 
+def test_nodes_are_looked_for_by_the_second_and_not_by_the_task(
+    engine: RayEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks: list[set[str]] = []
+
+    def names() -> set[str]:
+        looks.append(set(CLIENTS))
+        return looks[-1]
+
+    monkeypatch.setattr(engine, "_names", names)
+    began = time.monotonic()
+    assert len(list(engine.run([task("echo", k) for k in range(100)], timeout=None))) == 100
+    assert 1 <= len(looks) <= 1 + (time.monotonic() - began) / ray_flights.LOOK
+
+
 def test_a_full_object_store_loses_the_task(
     engine: RayEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:

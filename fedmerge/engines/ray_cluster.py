@@ -69,7 +69,14 @@ def connect(address: str | None, *, cpus: int) -> Callable[[], None]:
 
     if ray.is_initialized():
         return lambda: None
-    return _start(cpus) if address is None else _join(address)
+    if address is not None:
+        return _join(address)
+    if os.environ.get(_LOOPBACK_ONLY) != "0":
+        raise UsageError(
+            "Ray was imported before, and would start a cluster that listens on all networks",
+            "call ray.init() as you like before, or give the address of a cluster",
+        )
+    return _start(cpus)
 
 
 def _set_up(*, is_own: bool) -> None:

@@ -333,6 +333,18 @@ def test_an_engine_without_its_library_says_what_to_install(
     Running(engine="processes")
 
 
+@pytest.mark.parametrize(("before", "is_refused"), [("import ray", True), ("", False)])
+def test_no_cluster_is_started_that_others_could_reach(before: str, is_refused: bool) -> None:
+    code = f"""{before}
+from fedmerge.engines import RayEngine, ray_cluster
+ray_cluster._start = lambda cpus: exit("started")
+RayEngine(["a"])
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    expected = "UsageError: Ray was imported before, and would start" if is_refused else "started"
+    assert done.stderr.splitlines()[-1].rpartition("fedmerge.errors.")[2].startswith(expected)
+
+
 def test_ray_is_imported_only_by_its_engine() -> None:
     code = "import sys, fedmerge.cli.retrain, fedmerge.engines as e; print('ray' in sys.modules); "
     code += "import ray; print('ray' in sys.modules)"

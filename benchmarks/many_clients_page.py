@@ -12,7 +12,7 @@ from benchmarks import many_clients_text as text
 from benchmarks.many_clients_runs import Measured
 from benchmarks.many_clients_sites import Scored
 
-MATCH, RETRAIN = "match", "retrain, local"
+MATCH, RETRAIN, OVER_RAY = "match", "retrain, local", "retrain, ray"
 CARRIED = (10_000, 100_000, 1_000_000)  # clients on paper
 MEMORY = 16e9  # bytes of a server
 DAY = 86_400.0  # seconds
@@ -119,6 +119,7 @@ def _measured(results: Results) -> Iterator[str]:
             for r in rounds
         ),
     )  # fmt: skip
+    yield from _over_ray(results.runs(OVER_RAY))
     yield "![CPU seconds and bytes by clients](many-clients.svg)\n"
     yield text.LINEAR.format(
         match=exponent(match, lambda r: r.cpu),
@@ -127,6 +128,16 @@ def _measured(results: Results) -> Iterator[str]:
         before=f"{match[-2].clients:,}",
     )
     yield text.FOUND
+
+
+def _over_ray(runs: Sequence[Measured]) -> Iterator[str]:
+    yield text.OVER_RAY
+    yield _table(
+        ("clients", "server CPU s", "training round s", "memory MB"),
+        ((f"{r.clients:,}", f"{r.cpu:.2f}", f"{r.seconds:.1f}", _mega(_beyond(r))) for r in runs),
+    )
+    each = line(runs, lambda r: r.seconds).slope * KILO
+    yield text.EACH_OVER_RAY.format(few=f"{runs[0].clients:,}", each=each)
 
 
 def _carried(results: Results) -> Iterator[str]:

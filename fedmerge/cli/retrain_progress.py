@@ -103,7 +103,8 @@ class Shown:
 
     def client_failed(self, event: ClientFailed) -> None:
         """Say what became of a client."""
-        self._training.remove(event.client)
+        if event.client in self._training:  # else there was no place for it
+            self._training.remove(event.client)
         what = "is left out" if event.is_last else "is tried again"
         self._terminal.warn(
             f"round {event.round}: {event.client} {what} ({event.status}): {event.message}"

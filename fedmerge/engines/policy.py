@@ -86,8 +86,9 @@ def _judged(outcome: Outcome, find_problem: Callable[[Outcome], str] | None) -> 
 
 def _placeable(engine: Engine, names: Sequence[str]) -> tuple[list[str], list[str]]:
     """Return the clients that the engine can run now, in its order, and the others."""
-    there = [client.name for client in engine.clients()]
-    return [n for n in there if n in names], [n for n in names if n not in there]
+    there = dict.fromkeys(client.name for client in engine.clients())
+    asked = set(names)
+    return [n for n in there if n in asked], [n for n in names if n not in there]
 
 
 def _absence(name: str, before: Outcome | None) -> Outcome:

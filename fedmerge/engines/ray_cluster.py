@@ -69,7 +69,14 @@ def connect(address: str | None, *, cpus: int) -> Callable[[], None]:
 
     if ray.is_initialized():
         return lambda: None
-    return _start(cpus) if address is None else _join(address)
+    if address is not None:
+        return _join(address)
+    if os.environ.get(_LOOPBACK_ONLY) != "0":
+        raise UsageError(
+            "Ray was imported before, and would start a cluster that listens on all networks",
+            "call ray.init() as you like before, or give the address of a cluster",
+        )
+    return _start(cpus)
 
 
 def _set_up(*, is_own: bool) -> None:
@@ -128,7 +135,7 @@ def _join(address: str) -> Callable[[], None]:
 def _initialise(**settings: Any) -> None:
     import ray
 
-    with _own_signals():
+    with _signals_held():
         ray.init(**settings, **_QUIET)
 
 
@@ -140,14 +147,35 @@ def _leave() -> None:
 
 
 @contextmanager
-def _own_signals() -> Iterator[None]:
-    """Keep the handler of SIGTERM, which Ray replaces by one that exits."""
-    before = signal.getsignal(signal.SIGTERM)
+def _signals_held() -> Iterator[None]:
+    """Let Ctrl-C and SIGTERM wait for the end of the block; the second one is heard at once.
+
+    Ray cannot stop what it has half started, and would handle SIGTERM itself, from now on.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield  # nothing is heard here
+        return
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    before = {n: h for n in numbers if (h := signal.getsignal(n)) not in (None, signal.SIG_IGN)}
+    heard: list[int] = []
+
+    def hold(number: int, frame: object) -> None:
+        heard.append(number)
+        if len(heard) > 1:
+            raise KeyboardInterrupt
+
+    set_handler = signal.signal
+    for number in before:
+        set_handler(number, hold)
+    signal.signal = lambda number, handler: None  # type: ignore[assignment]
     try:
         yield
     finally:
-        if threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGTERM, before)
+        signal.signal = set_handler
+        for number, handler in before.items():
+            set_handler(number, handler)
+    if heard:
+        signal.raise_signal(heard[0])
 
 
 def _reach(address: str) -> None:

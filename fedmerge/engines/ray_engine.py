@@ -59,7 +59,8 @@ class RayEngine:
         rest, flights = iter(tasks), Flights(timeout, self._names)
 
         def take_off() -> None:
-            while len(flights) < self._width() and (task := next(rest, None)):
+            width = self._width()
+            while len(flights) < width and (task := next(rest, None)):
                 flights.add(self._begin(task, timeout))
 
         try:

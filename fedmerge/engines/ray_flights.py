@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
@@ -92,6 +93,7 @@ class Flights:
     def __init__(self, timeout: float | None, placeable: Callable[[], Collection[str]]) -> None:
         self._flights: list[Flight] = []
         self._placeable = placeable
+        self._looked = -math.inf  # when the nodes were last asked for
         self._limits: dict[_Stage, tuple[float | None, Status]] = {
             "queued": (QUEUE_LIMIT, "lost"),
             "placed": (START_LIMIT, "lost"),
@@ -161,7 +163,9 @@ class Flights:
     def _displaced(self) -> list[Outcome]:
         """Return the outcomes of tasks that wait for a node that is gone."""
         waiting = [f for f in self._flights if f.stage == "queued"]
-        there = self._placeable() if waiting else ()
+        if not waiting or time.monotonic() - self._looked < LOOK:
+            return []
+        self._looked, there = time.monotonic(), self._placeable()
         gone = [flight for flight in waiting if flight.task.client not in there]
         for flight in gone:
             self._flights.remove(flight)

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -44,6 +47,14 @@ def scene(tmp_path: Path) -> Scene:
     return make_scene(tmp_path)
 
 
+@pytest.fixture
+def short() -> Iterator[Path]:
+    """An empty folder with a name that is short enough for sockets."""
+    folder = Path(tempfile.mkdtemp(prefix="ray-test-"))
+    yield folder
+    shutil.rmtree(folder)
+
+
 def start(command: list[str], more: Mapping[str, str] | None = None) -> subprocess.Popen[str]:
     """Start a command in a process group of its own, as a shell does."""
     return subprocess.Popen(
@@ -68,6 +79,15 @@ def written(scene: Scene, name: str) -> list[bytes]:
 
 def join(nodes: Cluster) -> tuple[str, ...]:
     return (*OWN, "--address", nodes.address)
+
+
+def names(processes: Iterable[int]) -> dict[int, str]:
+    """Return the names of processes, but for those that have ended."""
+    found = {}
+    for pid in processes:
+        with suppress(FileNotFoundError, ProcessLookupError):
+            found[pid] = name_of(pid)
+    return found
 
 
 def listening(pid: int) -> list[str]:
@@ -127,19 +147,43 @@ def test_a_run_can_change_engines_and_leaves_nothing_running(
     assert written(scene, "g.pt") == written(scene, "whole.pt")
 
 
-def test_no_node_and_no_training_outlives_a_killed_command(scene: Scene) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_command_that_is_stopped_while_ray_starts_leaves_nothing(
+    scene: Scene, short: Path, number: signal.Signals
+) -> None:
+    running = start(scene.command("g.pt", *OWN), {"TMPDIR": str(short)})
+    processes: dict[int, str] = {}
+    is_told = False
+    while running.poll() is None:
+        processes |= names(family(running.pid))
+        if not is_told and "raylet" in processes.values():
+            assert list(short.iterdir())
+            running.send_signal(number)
+            is_told = True
+        time.sleep(0.05)
+    out, err = running.communicate()
+    assert (running.returncode, out) == (130, "")
+    assert err.splitlines()[-1].startswith("stopped; the same command with --resume")
+    assert any(name.startswith(HELPERS) for name in processes.values())
+    assert all(map(wait_until_dead, processes))
+    assert list(short.iterdir()) == []
+
+
+def test_no_node_and_no_training_outlives_a_killed_command(scene: Scene, short: Path) -> None:
     events = scene.folder / "events.jsonl"
     slow(scene, True)
-    running = start(scene.command("g.pt", "--events", events, *OWN, shards=scene.function))
+    command = scene.command("g.pt", "--events", events, *OWN, shards=scene.function)
+    running = start(command, {"TMPDIR": str(short)})
     wait_for(running, events, 1)
     processes = family(running.pid)
     helpers = [pid for pid in processes if name_of(pid).startswith(HELPERS)]
     workers = [pid for pid in processes if name_of(pid).startswith("ray::") and pid not in helpers]
-    names = {name_of(pid): pid for pid in processes}
+    nodes = [pid for pid, name in names(processes).items() if name in ("raylet", "gcs_server")]
     assert workers
+    assert len(nodes) == 2
     running.kill()
     running.communicate()
-    assert all(map(wait_until_dead, [*workers, names["raylet"], names["gcs_server"]]))
+    assert all(map(wait_until_dead, [*workers, *nodes]))
     for pid in processes:
         kill(pid)  # Ray's helpers would follow within minutes
 

@@ -55,7 +55,10 @@ class ClientFinished:
 
 @dataclass(frozen=True)
 class ClientFailed:
-    """An attempt of a client failed; `is_last`: it is left out of the round."""
+    """An attempt of a client failed; `is_last`: it is left out of the round.
+
+    A client that cannot be placed is left out after fewer attempts, or none.
+    """
 
     round: int
     client: str

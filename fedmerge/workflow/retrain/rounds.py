@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
@@ -72,6 +72,7 @@ class Rounds:
                 begin=lambda client: self.hear(ClientStarted(current.number, client)),
                 hear=lambda outcome: self._tell(outcome, current, engine),
             )
+            self._tell_unplaced(step.missing.values(), current)
         present = [k for k, m in enumerate(federation.locals) if m.name not in step.missing]
         exchange = self.run.method.exchange(federation, current, present)
         if current.pass_number == self.run.method.rounds[-1].pass_number:
@@ -90,17 +91,7 @@ class Rounds:
     def _tell(self, outcome: Outcome, current: Round, engine: CountedEngine) -> None:
         """Tell of one attempt of one client."""
         if outcome.status != "ok":
-            is_last = outcome.attempts > self.running.policy.retries
-            self.hear(
-                ClientFailed(
-                    current.number,
-                    outcome.client,
-                    outcome.status,
-                    outcome.message,
-                    outcome.attempts,
-                    is_last,
-                )
-            )
+            self.hear(_failed(outcome, current, is_last=self._is_last(outcome)))
             return
         self.hear(
             ClientFinished(
@@ -114,6 +105,15 @@ class Rounds:
                 bytes_down=engine.down[outcome.client],
             )
         )
+
+    def _is_last(self, outcome: Outcome) -> bool:
+        return outcome.attempts > self.running.policy.retries
+
+    def _tell_unplaced(self, missing: Iterable[Outcome], current: Round) -> None:
+        """Tell who is left out although attempts were left: there was no place for them."""
+        for outcome in missing:
+            if not self._is_last(outcome):
+                self.hear(_failed(outcome, current, is_last=True))
 
     def _evaluated(self, federation: Federation, current: Round) -> Metrics | None:
         """Return how good the global model is, where there is one and data."""
@@ -161,6 +161,12 @@ def _entry(
 def _round_started(current: Round) -> RoundStarted:
     return RoundStarted(
         current.number, current.pass_number, current.layer.label, current.stage, current.epochs
+    )
+
+
+def _failed(outcome: Outcome, current: Round, *, is_last: bool) -> ClientFailed:
+    return ClientFailed(
+        current.number, outcome.client, outcome.status, outcome.message, outcome.attempts, is_last
     )
 
 

@@ -11,7 +11,16 @@ import pytest
 import torch
 
 from benchmarks import many_clients
-from benchmarks.many_clients_page import MATCH, RETRAIN, Line, exponent, line, losses, page
+from benchmarks.many_clients_page import (
+    MATCH,
+    OVER_RAY,
+    RETRAIN,
+    Line,
+    exponent,
+    line,
+    losses,
+    page,
+)
 from benchmarks.many_clients_runs import COUNTS, PARAMETERS, Measured, matched, write_clients
 from benchmarks.many_clients_sites import SCENES, Clients, build, in_two_levels, merge
 from fedmerge import MatchOptions
@@ -36,6 +45,16 @@ def test_every_number_of_clients_is_measured(command: str) -> None:
     for run in runs:
         assert run.up >= 4 * PARAMETERS * run.clients
         assert run.width == runs[0].width
+
+
+def test_ray_exchanges_what_the_local_engine_does() -> None:
+    local = {run.clients: run for run in RESULTS.runs(RETRAIN)}
+    runs = RESULTS.runs(OVER_RAY)
+    assert [run.clients for run in runs] == [100, 1000]
+    for run in runs:
+        here = local[run.clients]
+        assert (run.up, run.down, run.width) == (here.up, here.down, here.width)
+        assert run.seconds > here.training / 2  # two slots
 
 
 def test_every_scene_is_merged_in_every_way() -> None:

@@ -31,6 +31,7 @@ def test_the_bar_names_round_layer_clients_and_loss(capsys: pytest.CaptureFixtur
         finished("b", 0.25),
         ClientFailed(2, "a", "lost", "gone", 1, is_last=False),
         ClientStarted(2, "a"),
+        ClientFailed(2, "c", "lost", "no place", 0, is_last=True),
     ):
         shown.hear(event)
     assert bars == [
@@ -43,4 +44,5 @@ def test_the_bar_names_round_layer_clients_and_loss(capsys: pytest.CaptureFixtur
     assert capsys.readouterr().err.splitlines() == [
         "resumed after round 1 of 6",
         "warning: round 2: a is tried again (lost): gone",
+        "warning: round 2: c is left out (lost): no place",
     ]

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import time
@@ -285,6 +286,21 @@ def test_waiting_for_ones_own_tasks_is_no_reason_to_give_up(
         ray.cancel(other, force=True)
 
 
+def test_nodes_are_looked_for_by_the_second_and_not_by_the_task(
+    engine: RayEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks: list[set[str]] = []
+
+    def names() -> set[str]:
+        looks.append(set(CLIENTS))
+        return looks[-1]
+
+    monkeypatch.setattr(engine, "_names", names)
+    began = time.monotonic()
+    assert len(list(engine.run([task("echo", k) for k in range(100)], timeout=None))) == 100
+    assert 1 <= len(looks) <= 1 + (time.monotonic() - began) / ray_flights.LOOK
+
+
 def test_a_full_object_store_loses_the_task(
     engine: RayEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -316,6 +332,19 @@ def test_an_engine_without_its_library_says_what_to_install(
         Running(engine="ray")
     assert refused.value.hint == "pip install 'fedmerge[ray]'"
     Running(engine="processes")
+
+
+@pytest.mark.parametrize(("before", "is_refused"), [("import ray", True), ("", False)])
+def test_no_cluster_is_started_that_others_could_reach(before: str, is_refused: bool) -> None:
+    code = f"""{before}
+from fedmerge.engines import RayEngine, ray_cluster
+ray_cluster._start = lambda cpus: exit("started")
+RayEngine(["a"])
+"""
+    plain = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=plain)
+    expected = "UsageError: Ray was imported before, and would start" if is_refused else "started"
+    assert done.stderr.splitlines()[-1].rpartition("fedmerge.errors.")[2].startswith(expected)
 
 
 def test_ray_is_imported_only_by_its_engine() -> None:

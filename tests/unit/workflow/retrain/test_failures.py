@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import fedmerge
-from fedmerge.engines import LocalEngine, Outcome, Task
+from fedmerge.engines import ClientInfo, LocalEngine, Outcome, Task
 from fedmerge.workflow.retrain.events import ClientFailed, ClientFinished
 from tests.unit.workflow.retrain.nets import code, save_clients, state_of, write_shards
 from tests.unit.workflow.retrain.runs import options_for, watched_run
@@ -88,6 +88,33 @@ def test_a_client_that_fails_is_left_out_of_that_round_only(
     assert missing == [{}, {"b": "lost"}, *[{}] * (len(missing) - 2)]
     assert [sorted(entry.losses) for entry in states[-1].rounds[1:3]] == [["a", "c"], list("abc")]
     assert [e.is_last for e in events if isinstance(e, ClientFailed)] == [False, True]
+
+
+class Homeless(Unreliable):
+    """An engine that has no place for client b once it has lost it."""
+
+    def clients(self) -> Sequence[ClientInfo]:
+        is_lost = not any(self.spoilt.values())
+        return [c for c in super().clients() if c.name != "b" or not is_lost]
+
+
+def test_who_is_left_out_for_lack_of_a_place_is_told_in_every_round(
+    clients: tuple[list[Path], Path],
+) -> None:
+    _, states, events = watched_run(
+        *clients,
+        options_for(method="fedavg", rounds=3),
+        model=code("deep_mlp"),
+        engine=Homeless({"2/b": [lost]}),
+        policy=PATIENT,
+    )
+    assert [dict(entry.missing) for entry in states[-1].rounds] == [{}, *[{"b": "lost"}] * 2]
+    failures = [event for event in events if isinstance(event, ClientFailed)]
+    assert [(e.round, e.attempt, e.is_last, e.message) for e in failures] == [
+        (2, 1, False, "gone"),
+        (2, 1, True, "gone"),
+        (3, 0, True, "cannot be placed anywhere now"),
+    ]
 
 
 def test_a_round_is_decided_by_those_who_are_there(clients: tuple[list[Path], Path]) -> None:

@@ -97,9 +97,9 @@ FORESIGHT = """\
 
 fedmerge chooses among ways to merge (the element-wise average; all clients equal or one leading;
 units averaged or fitted; distilled ones) by how often they decide as the ensemble does on probes
-that were held out. Of seed 0 all were tested here, which fedmerge cannot do. Two candidates count as
-a pair where their accuracies differ by a point or more. Models whose outputs are compared in bits
-are left out.
+that were held out. Of seed 0 all were tested here, which fedmerge cannot do. Two candidates count
+as a pair where their accuracies differ by a point or more. Models whose outputs are compared in
+bits are left out.
 """
 
 FOREWARNED = """\

@@ -18,13 +18,14 @@ from fedmerge.types.plans import Plan
 from fedmerge.workflow.load import load_checkpoint
 from fedmerge.workflow.merge import Merge
 from fedmerge.workflow.models import ModelCode, evaluated, model_names
-from fedmerge.workflow.prepared import Prepared, line_up, merge_of
+from fedmerge.workflow.prepared import Prepared, average_of
 from fedmerge.workflow.reporting.images import ImageOptions, read_image
 from fedmerge.workflow.reporting.plans import CONVOLUTION, is_convolution
 
 SHOWN_UNITS = 4  # of a group
-SHOWN_CLIENTS = 8  # more beside each other show nothing
+SHOWN_CLIENTS = 6  # with more the average leaves a screen
 VISIBLE = (1, 3)  # input channels of filters that can be shown: grey, colours
+UNSHARED = "No two clients share a unit of this group: each of its units is one client's own."
 GLOBAL, AVERAGE = "merged", "average"
 
 
@@ -153,7 +154,7 @@ def _columns(
         own = {g: _channels(merge, layers, g, number) for g in groups}
         yield Seen(client.name, look(client), own)
     try:
-        plain = merge_of(prepared, merge.options, line_up(prepared), is_compared=False)
+        plain = average_of(prepared, merge.options)
     except ArchitectureError:
         return  # of different widths: there is no average
     owners = {g: _first_owners(merge, layers, g) for g in groups}
@@ -234,14 +235,16 @@ def maps_of(
         filters = tuple(column.picture(group, unit, is_filter=True) for column in columns)
         rows.append(UnitRow(unit, maps, filters if has_filters else ()))
     names = tuple(column.name for column in columns)
+    if owners.max() < 2:
+        how = f"{UNSHARED} {how}".strip()
     return FeatureMaps(group, layer.weight, image, names, tuple(rows), how)
 
 
 def of_the_first(clients: int) -> str:
     """Say that not all clients are shown, where they are too many.
 
-    >>> of_the_first(8), of_the_first(40)
-    ('', 'The first 8 of 40 clients are shown.')
+    >>> of_the_first(6), of_the_first(40)
+    ('', 'The first 6 of 40 clients are shown.')
     """
     if clients <= SHOWN_CLIENTS:
         return ""

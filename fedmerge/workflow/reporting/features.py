@@ -18,6 +18,7 @@ from fedmerge.types.plans import Plan
 from fedmerge.workflow.load import load_checkpoint
 from fedmerge.workflow.merge import Merge
 from fedmerge.workflow.models import ModelCode, evaluated, model_names
+from fedmerge.workflow.options import NO_LEAD
 from fedmerge.workflow.prepared import Prepared, average_of
 from fedmerge.workflow.reporting.images import ImageOptions, read_image
 from fedmerge.workflow.reporting.plans import CONVOLUTION, is_convolution
@@ -78,7 +79,8 @@ def feature_maps(
     layers = chosen_layers(prepared.plan, options.groups)
     image = image_for(prepared.plan, prepared.client_widths[0], code, options)
     columns = list(_columns(merged, merge, prepared, code, layers, image))
-    picture, how = picture_of(image, options), of_the_first(len(prepared.clients))
+    picture = picture_of(image, options)
+    how = f"{of_the_leader(merge.options.lead)} {of_the_first(len(prepared.clients))}".strip()
     return tuple(
         maps_of(layer, columns, _owner_counts(merge, layer.group), picture, how=how)
         for layer in layers
@@ -238,6 +240,16 @@ def maps_of(
     if owners.max() < 2:
         how = f"{UNSHARED} {how}".strip()
     return FeatureMaps(group, layer.weight, image, names, tuple(rows), how)
+
+
+def of_the_leader(lead: str | None) -> str:
+    """Say why merged units look like one client's, where it leads.
+
+    >>> of_the_leader("a"), of_the_leader("none")
+    ('Client a leads: shared units are taken from it.', '')
+    """
+    is_led = lead not in (None, NO_LEAD)
+    return f"Client {lead} leads: shared units are taken from it." if is_led else ""
 
 
 def of_the_first(clients: int) -> str:

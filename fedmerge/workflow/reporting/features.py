@@ -22,9 +22,9 @@ from fedmerge.workflow.options import NO_LEAD
 from fedmerge.workflow.prepared import Prepared, average_of
 from fedmerge.workflow.reporting.images import ImageOptions, read_image
 from fedmerge.workflow.reporting.plans import CONVOLUTION, is_convolution
+from fedmerge.workflow.retrain.kept import MOST_CLIENTS
 
 SHOWN_UNITS = 4  # of a group
-SHOWN_CLIENTS = 6  # with more the average leaves a screen
 VISIBLE = (1, 3)  # input channels of filters that can be shown: grey, colours
 UNSHARED = "No two clients share a unit of this group: each of its units is one client's own."
 GLOBAL, AVERAGE = "merged", "average"
@@ -152,7 +152,7 @@ def _columns(
         return _look(load_checkpoint(code.build, checkpoint), names, layers, image)
 
     yield Seen(GLOBAL, look(merged), {g: _channels(merge, layers, g) for g in groups})
-    for number, client in enumerate(prepared.clients[:SHOWN_CLIENTS]):
+    for number, client in enumerate(prepared.clients[:MOST_CLIENTS]):
         own = {g: _channels(merge, layers, g, number) for g in groups}
         yield Seen(client.name, look(client), own)
     try:
@@ -258,9 +258,9 @@ def of_the_first(clients: int) -> str:
     >>> of_the_first(6), of_the_first(40)
     ('', 'The first 6 of 40 clients are shown.')
     """
-    if clients <= SHOWN_CLIENTS:
+    if clients <= MOST_CLIENTS:
         return ""
-    return f"The first {SHOWN_CLIENTS} of {clients} clients are shown."
+    return f"The first {MOST_CLIENTS} of {clients} clients are shown."
 
 
 def shown_units(owners: IntArray, group: str, seen: Seen) -> list[int]:

@@ -27,6 +27,11 @@ from fedmerge.workflow.retrain.kept import MOST_CLIENTS
 SHOWN_UNITS = 4  # of a group
 VISIBLE = (1, 3)  # input channels of filters that can be shown: grey, colours
 UNSHARED = "No two clients share a unit of this group: each of its units is one client's own."
+NEGATIVE = (
+    "A client's unit that shows the negative of the merged one has the other sign: with odd "
+    "activations such as tanh it may still do the same in its net."
+)
+OPPOSITE = -0.9  # correlation of two pictures of which one is the other's negative
 GLOBAL, AVERAGE = "merged", "average"
 
 
@@ -239,7 +244,25 @@ def maps_of(
     names = tuple(column.name for column in columns)
     if owners.max() < 2:
         how = f"{UNSHARED} {how}".strip()
+    if _has_negative(columns, rows):
+        how = f"{how} {NEGATIVE}".strip()
     return FeatureMaps(group, layer.weight, image, names, tuple(rows), how)
+
+
+def _has_negative(columns: Sequence[Seen], rows: Sequence[UnitRow]) -> bool:
+    """Return whether a client's map is the negative of the merged one."""
+    for row in rows:
+        merged, *others = (picture.pixels for picture in row.maps)
+        for column, pixels in zip(columns[1:], others, strict=True):
+            if column.name != AVERAGE and _correlation(merged, pixels) < OPPOSITE:
+                return True
+    return False
+
+
+def _correlation(one: Array | None, other: Array | None) -> float:
+    if one is None or other is None or one.std() == 0 or other.std() == 0:
+        return 0.0
+    return float(np.corrcoef(one.ravel(), other.ravel())[0, 1])
 
 
 def of_the_leader(lead: str | None) -> str:

@@ -14,7 +14,15 @@ from fedmerge.types.progress import silent
 from fedmerge.workflow.match import merge_prepared
 from fedmerge.workflow.oneshot.options import ProbeOptions
 from fedmerge.workflow.prepared import prepare
-from fedmerge.workflow.reporting.features import UNSHARED, Seen, _columns, conv_layers, maps_of
+from fedmerge.workflow.reporting.features import (
+    NEGATIVE,
+    UNSHARED,
+    Look,
+    Seen,
+    _columns,
+    conv_layers,
+    maps_of,
+)
 from tests.digits import images
 
 CODE = ModelCode(f"{__name__}:build", input_shapes=((1, 1, 8, 8),))
@@ -66,3 +74,19 @@ def pictures(owners: list[int]) -> FeatureMaps:
 def test_a_group_that_nobody_shares_says_so() -> None:
     assert pictures([1, 1, 1, 1]).how == f"{UNSHARED} Six of ten."
     assert pictures([1, 2, 1, 1]).how == "Six of ten."
+
+
+@pytest.mark.parametrize(
+    ("name", "sign", "is_said"),
+    [("b", -1.0, True), ("b", 1.0, False), ("average", -1.0, False)],
+    ids=["a client of the other sign", "a copy", "an average"],
+)
+def test_negatives_of_merged_maps_are_explained(name: str, sign: float, is_said: bool) -> None:
+    [layer] = conv_layers(prepare(clients(), MatchOptions(), model=CODE).plan)
+    rng = np.random.default_rng(0)
+    maps, weights = rng.normal(size=(2, 6, 6)), rng.normal(size=(2, 1, 3, 3))
+    places = {GROUP: {0: 0, 1: 1}}
+    merged = Seen("merged", Look({GROUP: maps}, {GROUP: weights}), places)
+    other = Seen(name, Look({GROUP: sign * maps}, {GROUP: sign * weights}), places)
+    found = maps_of(layer, [merged, other], np.array([2, 2]), CellPicture(None, "image"))
+    assert found.how == (NEGATIVE if is_said else "")

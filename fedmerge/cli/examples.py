@@ -25,17 +25,17 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
         "fedmerge match a.pt b.pt --model net.py:Net --probe-data x.npz --frontier",
     ),
     "retrain": (
-        "fedmerge retrain --shards shards/ --model net.py:Net --data test.npz --passes 2",
-        "fedmerge retrain a.pt b.pt --shards shards/ --model net.py:Net --epochs 5",
-        "fedmerge retrain --shards shards/ --model net.py:Net --method fedavg --rounds 20",
+        "fedmerge retrain --shards data/ --model net.py:Net --data test.npz --passes 2",
+        "fedmerge retrain a.pt b.pt --shards data/ --model net.py:Net --epochs 5",
+        "fedmerge retrain --shards data/ --model net.py:Net --method fedavg",
     ),
     "eval": (
         "fedmerge eval global.pt --model net.py:Net --data test.npz",
-        "fedmerge eval global.pt --model net.py:Net --data text.npz --task language-model",
+        "fedmerge eval g.pt --model net.py:Net --data text.npz --task language-model",
     ),
     "compare": (
         "fedmerge compare a.pt b.pt --model net.py:Net --data test.npz",
-        "fedmerge compare clients/ --global global.pt --model net.py:Net --data test.npz",
+        "fedmerge compare clients/ --global g.pt --model net.py:Net --data test.npz",
     ),
     "partition": (
         "fedmerge partition data.npz --clients 4 --dirichlet 0.5 -o shards",
@@ -64,8 +64,8 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
         "fedmerge convert a.pt --dtype bfloat16 -o a-half.pt",
     ),
     "export": (
-        "fedmerge export global.pt --model net.py:Net --input-shape 1,3,32,32 -o global.pt2",
-        "fedmerge export global.pt --model net.py:Net --input-shape 1,3,32,32 -o global.onnx",
+        "fedmerge export g.pt --model net.py:Net --input-shape 1,3,32,32 -o g.pt2",
+        "fedmerge export g.pt --model net.py:Net --input-shape 1,3,32,32 -o g.onnx",
     ),
     "demo": (
         "fedmerge demo",

@@ -19,7 +19,7 @@ from fedmerge.cli.report import also_report, check_also, say_report
 from fedmerge.cli.retrain_progress import listening
 from fedmerge.cli.scores import metric, metric_title
 from fedmerge.cli.terminal import Terminal
-from fedmerge.workflow.retrain.history import RoundEntry
+from fedmerge.workflow.retrain.history import WHY_MISSING, RoundEntry
 from fedmerge.workflow.retrain.options import RetrainOptions, retrain_options
 from fedmerge.workflow.retrain.predict import RetrainPrediction, predict_run
 from fedmerge.workflow.retrain.prepare import Run, prepare_run
@@ -142,7 +142,7 @@ def _absences(retrained: Retrained) -> Sequence[str]:
 
 
 def _reasons(names: Mapping[str, str]) -> list[str]:
-    return [f"{name} ({why})" for name, why in names.items()]
+    return [f"{name} ({WHY_MISSING.get(why, why)})" for name, why in names.items()]
 
 
 def _show_prediction(prediction: RetrainPrediction, terminal: Terminal) -> None:

@@ -132,15 +132,16 @@ def draw_costs(group: GroupView) -> Figure:
     """Return the distribution of match costs, 1 − cosine, next to the threshold's."""
     import numpy as np
 
-    figure, axes = one_axes(HEIGHT * 0.72)
+    figure, axes = one_axes(HEIGHT * 0.8)
     costs = 1 - np.asarray(group.similarities)
     limit = None if group.threshold is None else 1 - group.threshold
     highest = max(float(costs.max()), limit or 0.0) * 1.05
     counts, edges = np.histogram(costs, bins=BINS, range=(0.0, max(highest, 1e-3)))
     axes.stairs(counts, edges, fill=True, color=BLUE)
     if limit is not None:
-        axes.axvline(limit, color=ORANGE, linestyle="--", label=f"threshold {limit:.2f}")
-        axes.legend(loc="best")
+        label = f"threshold {limit:.3g} (cosine {group.threshold:g})"
+        axes.axvline(limit, color=ORANGE, linestyle="--", label=label)
+        _add_key(figure)  # over the axes: inside it would lie on the line
     axes.set_xlabel("match cost, 1 − cosine (0: equal units)")
     axes.set_ylabel("units")
     _whole_ticks(axes, "y")
@@ -155,6 +156,17 @@ def draw_frontier(points: Sequence[FrontierPoint]) -> Figure:
         own = sorted((p.growth, p.agreement) for p in points if p.kind == kind)
         line = "-" if kind == "merge" else "None"
         axes.plot(*zip(*own, strict=True), linestyle=line, marker=marker, color=colour, label=label)
+    own = [(p.growth, p.agreement) for p in points if p.is_own]
+    if own:
+        axes.plot(
+            *own[0],
+            linestyle="None",
+            marker="o",
+            markersize=13,
+            markerfacecolor="none",
+            color=BLUE,
+            label="this file",
+        )
     axes.set_xlabel("size, as a multiple of a net as wide as the widest client")
     axes.set_ylabel("decides as the ensemble")
     axes.set_xlim(left=0)

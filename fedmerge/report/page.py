@@ -16,7 +16,15 @@ from typing import TYPE_CHECKING, Any
 from fedmerge.report import charts, words
 from fedmerge.report.drawing import as_file, check_drawing, inline, settings
 from fedmerge.report.plan_figure import draw_plan, plan_remarks, plan_title
-from fedmerge.report.values import FrontierPoint, GroupView, PlanPicture, Report, RoundsView
+from fedmerge.report.values import (
+    FrontierPoint,
+    GroupView,
+    PlanPicture,
+    Report,
+    RoundsView,
+    Score,
+    Scores,
+)
 from fedmerge.types.progress import Progress, silent
 
 if TYPE_CHECKING:
@@ -62,6 +70,7 @@ def render(report: Report, *, progress: Progress = silent) -> str:
         "listed": words.listed,
         "picture": _png,
         "few": _few_matches,
+        "table_rows": table_rows,
         "commands": _with_commands,
         "remarks": plan_remarks,
         "plan_title": plan_title,
@@ -184,6 +193,18 @@ def _round_charts(rounds: RoundsView) -> Iterator[Chart]:
         caption = "Global widths over the rounds"
         caption += "" if shown == every else f" (the {shown} of {every} groups that changed most)"
         yield _chart("widths", caption, charts.draw_widths, rounds)
+
+
+def table_rows(scores: Scores) -> list[Score]:
+    """Return the rows of a table: where clients are many, what they are compared with comes first.
+
+    Such a table is scrolled, and nobody should have to look for the merge.
+    """
+    clients = [row for row in scores.rows if row.kind == "client"]
+    if len(clients) <= charts.MOST_BARS:
+        return list(scores.rows)
+    others = [row for row in scores.rows if row.kind != "client"]
+    return [*reversed(others), *clients]
 
 
 def _few_matches(group: GroupView) -> list[tuple[str, Any]]:

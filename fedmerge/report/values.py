@@ -125,6 +125,7 @@ class FrontierPoint:
     growth: float
     parameters: int
     agreement: float
+    is_own: bool = False  # the size of the file that the page is about
 
 
 @dataclass(frozen=True)

@@ -16,13 +16,15 @@ from fedmerge.types.progress import Progress, silent
 from fedmerge.workflow.clients import Source, expand_sources, open_clients
 from fedmerge.workflow.evaluate import EvaluationOptions, Judge, count_floats, open_judge
 from fedmerge.workflow.match import merge_prepared
-from fedmerge.workflow.merge import Merge, averaging_for
+from fedmerge.workflow.merge import Merge
 from fedmerge.workflow.models import ModelCode
 from fedmerge.workflow.oneshot.options import ProbeOptions
-from fedmerge.workflow.options import MatchOptions, dials_for
-from fedmerge.workflow.prepared import Prepared, prepare
+from fedmerge.workflow.options import MatchOptions
+from fedmerge.workflow.prepared import Prepared, average_of, prepare
 
-Kind: TypeAlias = Literal["client", "mean", "best", "average", "ensemble", "match", "global"]
+Kind: TypeAlias = Literal[
+    "client", "mean", "best", "average", "ensemble", "match", "global", "baseline"
+]  # baselines are other runs in rounds, which a report adds
 
 _NAMES: Mapping[Kind, str] = {
     "mean": "mean of the clients",
@@ -108,7 +110,7 @@ def compare(
     table = _Table(judge, model, prepared, probes)
     rows = [
         *table.client_rows(progress),
-        table.average_row(options, progress),
+        table.average_row(options),
         *([table.match_row(options, progress)] if is_matched else []),
         *(table.merged_row("global", other.name, other) for other in others),
     ]
@@ -153,33 +155,29 @@ class _Table:
         together = sum(count_floats(client) for client in clients)
         yield self._row("ensemble", _NAMES["ensemble"], found.together, together)
 
-    def average_row(self, options: MatchOptions, progress: Progress) -> Row:
+    def average_row(self, options: MatchOptions) -> Row:
         """Return the row of the element-wise average, of equally wide clients only."""
-        no_dials: dict[str, Any] = dict.fromkeys(_DIALS)
-        plain = replace(options, method="average", **no_dials)
-        dials = dials_for(plain, self.prepared.plan)
-        averaging = averaging_for(plain, dials, self.prepared.plan, self.prepared.clients)
-        prepared = replace(self.prepared, dials=dials, averaging=averaging)
         try:
-            merge = self._merge(prepared, plain, progress)
+            merge = average_of(self.prepared, options)
         except ArchitectureError as error:
             return Row("average", _NAMES["average"], reason=error.problem)
         return self._merge_row("average", merge)
 
     def match_row(self, options: MatchOptions, progress: Progress) -> Row:
         """Return the row of the match, made in memory."""
-        return self._merge_row("match", self._merge(self.prepared, options, progress))
+        merge = merge_prepared(
+            self.prepared,
+            options,
+            probes=self.probes,
+            device=self.judge.options.device,
+            progress=progress,
+        )
+        return self._merge_row("match", merge)
 
     def merged_row(self, kind: Kind, name: str, checkpoint: Checkpoint) -> Row:
         """Return the row of a merged model."""
         found = self.judge.evaluate(self.code, checkpoint)
         return self._row(kind, name, found, count_floats(checkpoint))
-
-    def _merge(self, prepared: Prepared, options: MatchOptions, progress: Progress) -> Merge:
-        device = self.judge.options.device
-        return merge_prepared(
-            prepared, options, probes=self.probes, device=device, progress=progress
-        )
 
     def _merge_row(self, kind: Kind, merge: Merge) -> Row:
         name = _NAMES[kind]
@@ -194,12 +192,6 @@ class _Table:
         widest = {group: max(own[group] for own in widths) for group in widths[0]}
         planned = count_parameters(self.prepared.plan, widest)
         return planned + self.prepared.kept_parameters
-
-
-_DIALS = (
-    *("preset", "match_threshold", "max_growth", "max_params", "gamma", "sigma", "sigma0"),
-    *("signature", "merge_units", "correct", "batch_norm", "lead", "symmetries"),
-)  # of the match
 
 
 def _mean(found: Sequence[Evaluation]) -> Evaluation:

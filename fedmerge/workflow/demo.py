@@ -26,6 +26,7 @@ TEST_SHARE = 0.25
 SEED = 0
 MERGES = {  # what the table calls them → their files
     "element-wise average": "average.pt",
+    "average, counts": "average-counts.pt",
     "matched, files alone": "files-alone.pt",
     "matched, code and counts": "matched.pt",
 }
@@ -114,12 +115,14 @@ def _trained_clients(
 
 def _steps(folder: Path, clients: Sequence[Path]) -> list[tuple[str | Path, ...]]:
     """Return the commands: from the files alone, then with all that a user may know of them."""
-    average, alone, matched = (folder / file for file in MERGES.values())
+    average, counted, alone, matched = (folder / file for file in MERGES.values())
     model = ("--model", f"{__name__}:{DigitsNet.__name__}")
+    counts = ("--class-counts", folder / "counts.json")
     return [
         ("match", *clients, "--method", "average", "-o", average),
+        ("match", *clients, "--method", "average", *counts, "-o", counted),
         ("match", *clients, "-o", alone),
-        ("match", *clients, *model, "--class-counts", folder / "counts.json", "-o", matched),
+        ("match", *clients, *model, *counts, "-o", matched),
         ("report", matched, *model, "--data", folder / "test.npz", "-o", folder / PAGE),
     ]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -203,12 +203,18 @@ class Merge:
         )
         return written_path(path, sharded=most is not None)
 
+    @property
+    def _used_dials(self) -> Dials:
+        """The dials, with the threshold that groups were matched at: on probes it is another."""
+        used = {group.threshold for group in self.groups if group.threshold is not None}
+        return replace(self.dials, threshold=used.pop()) if len(used) == 1 else self.dials
+
     def record(self, digests: Mapping[str, str]) -> dict[str, Any]:
         """Return the merge record, given the SHA-256 of every written tensor."""
         return {
             "fedmerge": __version__,
             "format": FORMAT,
-            "options": options_to_json(self.options, self.dials),
+            "options": options_to_json(self.options, self._used_dials),
             "sources": [vars(source) for source in self.sources],
             "plan": plan_to_json(self.plan),
             "width_limit": self.width_limit,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -178,6 +178,25 @@ def decide(
         width_limit=width_limit,
         warnings=prepared.warnings,
     )
+
+
+def average_of(prepared: Prepared, options: MatchOptions) -> Merge:
+    """Return the element-wise average that a match with these options has to beat.
+
+    Clients and classes count as they do in the match; what else it does to units is its own.
+    """
+    nothing: dict[str, Any] = dict.fromkeys(_OF_THE_MATCH)
+    plain = replace(options, method="average", **nothing)
+    dials = dials_for(plain, prepared.plan)
+    averaging = averaging_for(plain, dials, prepared.plan, prepared.clients)
+    own = replace(prepared, dials=dials, averaging=averaging)
+    return merge_of(own, plain, line_up(own), is_compared=False)
+
+
+_OF_THE_MATCH = (
+    *("preset", "match_threshold", "max_growth", "max_params", "gamma", "sigma", "sigma0"),
+    *("signature", "merge_units", "correct", "batch_norm", "lead", "symmetries"),
+)
 
 
 def line_up(prepared: Prepared) -> Solution:

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from fedmerge import __version__
+from tests.digits import MODEL, save_clients
 from tests.end_to_end.helpers import Cli, independent, listing, load, record_of, save_all
 from tests.zoo import ZOO
 
@@ -165,6 +166,23 @@ def test_a_record_replays_class_counts(nets: list[Path], tmp_path: Path, cli: Cl
     counts.unlink()
     cli.done("match", "--config", f"{output}.json", "-o", tmp_path / "again.pt")
     assert written_bytes(tmp_path / "again.pt") == written_bytes(output)
+
+
+def test_a_record_of_a_merge_with_code_has_the_threshold_that_was_used(
+    tmp_path: Path, cli: Cli
+) -> None:
+    """Within a size budget, units are compared by what they do, at a threshold of its own."""
+    clients, output, again = save_clients(tmp_path), tmp_path / "global.pt", tmp_path / "again.pt"
+    code = ("--model", MODEL, "--probe-count", 100)
+    cli.done("match", *clients, *code, "-o", output)
+    record = record_of(output)
+    assert [group["threshold"] for group in record["groups"]] == [0.95]
+    assert record["options"]["match_threshold"] == 0.95
+    cli.done("match", "--config", f"{output}.json", *code, "-o", again)
+    assert record_of(again)["tensors"] == record["tensors"]
+    other = ("--match-threshold", 0.3, "--force")
+    cli.done("match", "--config", f"{output}.json", *code, *other, "-o", again)
+    assert record_of(again)["tensors"] != record["tensors"]
 
 
 @pytest.mark.parametrize("suffix", [".yaml", ".yml", ".json"])

@@ -100,6 +100,37 @@ def test_data_measure_the_merge_next_to_its_clients(cli: Cli, merged: Path, tmp_
     assert found["verdict"] in text_of(page)
 
 
+def test_what_was_measured_replaces_predicted_doubts(cli: Cli, tmp_path: Path) -> None:
+    clients, output, page = save_clients(tmp_path), tmp_path / "g.pt", tmp_path / "page.html"
+    code = ("--model", MODEL)
+    cli.done("match", *clients, *code, "--probe-count", 60, "-o", output, "--report", page)
+    (doubt,) = record_of(output)["warnings"]
+    assert doubt.startswith("the merge may be worse than")
+    assert doubt in text_of(page)
+    measured = ("--data", save_test(tmp_path), "-o", page, "--force")
+    cli.done("report", output, *code, *measured)
+    assert "may be worse" not in text_of(page)
+    untrained = save(
+        {k: torch.zeros_like(v) for k, v in torch.load(clients[0]).items()}, clients[0]
+    )
+    cli.done("match", untrained, *clients[1:], *code, "--probe-count", 60, "-o", output, "--force")
+    cli.done("report", output, *code, *measured)
+    assert "client c1 answers unlike the others" in text_of(page)  # data don't tell that
+
+
+def test_a_merge_that_was_trained_on_probes_is_measured_like_others(
+    cli: Cli, tmp_path: Path
+) -> None:
+    clients, output = save_clients(tmp_path), tmp_path / "g.pt"
+    trained = ("--probe-count", 60, "--distill", "--distill-steps", 5)
+    cli.done("match", *clients, "--model", MODEL, *trained, "-o", output)
+    asked = ("--model", MODEL, "--data", save_test(tmp_path), "-o", tmp_path / "page.html")
+    assert (
+        "of the element-wise average"
+        in cli.done("report", output, *asked, "--json").json["verdict"]
+    )
+
+
 def test_a_merge_writes_its_page_with_predicted_quality_and_frontier(
     cli: Cli, tmp_path: Path
 ) -> None:
@@ -233,6 +264,23 @@ def test_rounds_are_shown_next_to_baselines(cli: Cli, tmp_path: Path) -> None:
     assert "Every one of the 3 clients took part in every round." in shown
 
 
+def test_runs_without_client_files_are_measured_next_to_each_other(
+    cli: Cli, tmp_path: Path
+) -> None:
+    scene = make_scene(tmp_path)
+    cli.done(*scene.command("fedma.pt", clients=[]))
+    (tmp_path / "other").mkdir()
+    averaged = ("--method", "fedavg", "--rounds", 2)
+    cli.done(*scene.command("other/fedma.pt", *averaged, clients=[]))
+    own, other, page = tmp_path / "fedma.pt", tmp_path / "other" / "fedma.pt", tmp_path / "p.html"
+    asked = ("--model", scene.model, "--data", scene.data)
+    found = cli.done("report", own, "--baseline", other, *asked, "-o", page, "--json").json
+    scores = cli.done("eval", own, other, *asked, "--json").json["models"]
+    first, second = (f"{100 * score['metrics']['accuracy']:.1f} %" for score in scores)
+    assert f"reaches an accuracy of {first}, against {second} of fedma;" in found["verdict"]
+    assert "fedma (2)" in page.read_text("utf-8")  # in the curves, where the method names its own
+
+
 def test_a_run_without_client_files_is_measured_alone(cli: Cli, tmp_path: Path) -> None:
     scene = make_scene(tmp_path)
     cli.done(*scene.command("own.pt", clients=[]))
@@ -332,6 +380,8 @@ def test_the_demo_ends_with_a_page(
     shown = text_of(page)
     assert "reaches an accuracy of" in shown  # measured
     assert "agreement with the ensemble" in shown  # and predicted, since the code was given
+    average = next(line for line in said.splitlines() if "average, counts" in line).split()
+    assert f"{average[2]} % of the element-wise average" in shown  # with the same counts
     assert [line.split("  ")[1] for line in said.splitlines() if line.startswith("  matched")] == [
         *("matched, files alone", "matched, code and counts"),
     ]

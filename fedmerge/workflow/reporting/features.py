@@ -18,13 +18,20 @@ from fedmerge.types.plans import Plan
 from fedmerge.workflow.load import load_checkpoint
 from fedmerge.workflow.merge import Merge
 from fedmerge.workflow.models import ModelCode, evaluated, model_names
-from fedmerge.workflow.prepared import Prepared, line_up, merge_of
+from fedmerge.workflow.options import NO_LEAD
+from fedmerge.workflow.prepared import Prepared, average_of
 from fedmerge.workflow.reporting.images import ImageOptions, read_image
 from fedmerge.workflow.reporting.plans import CONVOLUTION, is_convolution
+from fedmerge.workflow.retrain.kept import MOST_CLIENTS
 
 SHOWN_UNITS = 4  # of a group
-SHOWN_CLIENTS = 8  # more beside each other show nothing
 VISIBLE = (1, 3)  # input channels of filters that can be shown: grey, colours
+UNSHARED = "No two clients share a unit of this group: each of its units is one client's own."
+NEGATIVE = (
+    "A client's unit that shows the negative of the merged one has the other sign: with odd "
+    "activations such as tanh it may still do the same in its net."
+)
+OPPOSITE = -0.9  # correlation of two pictures of which one is the other's negative
 GLOBAL, AVERAGE = "merged", "average"
 
 
@@ -77,7 +84,8 @@ def feature_maps(
     layers = chosen_layers(prepared.plan, options.groups)
     image = image_for(prepared.plan, prepared.client_widths[0], code, options)
     columns = list(_columns(merged, merge, prepared, code, layers, image))
-    picture, how = picture_of(image, options), of_the_first(len(prepared.clients))
+    picture = picture_of(image, options)
+    how = f"{of_the_leader(merge.options.lead)} {of_the_first(len(prepared.clients))}".strip()
     return tuple(
         maps_of(layer, columns, _owner_counts(merge, layer.group), picture, how=how)
         for layer in layers
@@ -149,11 +157,11 @@ def _columns(
         return _look(load_checkpoint(code.build, checkpoint), names, layers, image)
 
     yield Seen(GLOBAL, look(merged), {g: _channels(merge, layers, g) for g in groups})
-    for number, client in enumerate(prepared.clients[:SHOWN_CLIENTS]):
+    for number, client in enumerate(prepared.clients[:MOST_CLIENTS]):
         own = {g: _channels(merge, layers, g, number) for g in groups}
         yield Seen(client.name, look(client), own)
     try:
-        plain = merge_of(prepared, merge.options, line_up(prepared), is_compared=False)
+        plain = average_of(prepared, merge.options)
     except ArchitectureError:
         return  # of different widths: there is no average
     owners = {g: _first_owners(merge, layers, g) for g in groups}
@@ -234,18 +242,48 @@ def maps_of(
         filters = tuple(column.picture(group, unit, is_filter=True) for column in columns)
         rows.append(UnitRow(unit, maps, filters if has_filters else ()))
     names = tuple(column.name for column in columns)
+    if owners.max() < 2:
+        how = f"{UNSHARED} {how}".strip()
+    if _has_negative(columns, rows):
+        how = f"{how} {NEGATIVE}".strip()
     return FeatureMaps(group, layer.weight, image, names, tuple(rows), how)
+
+
+def _has_negative(columns: Sequence[Seen], rows: Sequence[UnitRow]) -> bool:
+    """Return whether a client's map is the negative of the merged one."""
+    for row in rows:
+        merged, *others = (picture.pixels for picture in row.maps)
+        for column, pixels in zip(columns[1:], others, strict=True):
+            if column.name != AVERAGE and _correlation(merged, pixels) < OPPOSITE:
+                return True
+    return False
+
+
+def _correlation(one: Array | None, other: Array | None) -> float:
+    if one is None or other is None or one.std() == 0 or other.std() == 0:
+        return 0.0
+    return float(np.corrcoef(one.ravel(), other.ravel())[0, 1])
+
+
+def of_the_leader(lead: str | None) -> str:
+    """Say why merged units look like one client's, where it leads.
+
+    >>> of_the_leader("a"), of_the_leader("none")
+    ('Client a leads: shared units are taken from it.', '')
+    """
+    is_led = lead not in (None, NO_LEAD)
+    return f"Client {lead} leads: shared units are taken from it." if is_led else ""
 
 
 def of_the_first(clients: int) -> str:
     """Say that not all clients are shown, where they are too many.
 
-    >>> of_the_first(8), of_the_first(40)
-    ('', 'The first 8 of 40 clients are shown.')
+    >>> of_the_first(6), of_the_first(40)
+    ('', 'The first 6 of 40 clients are shown.')
     """
-    if clients <= SHOWN_CLIENTS:
+    if clients <= MOST_CLIENTS:
         return ""
-    return f"The first {SHOWN_CLIENTS} of {clients} clients are shown."
+    return f"The first {MOST_CLIENTS} of {clients} clients are shown."
 
 
 def shown_units(owners: IntArray, group: str, seen: Seen) -> list[int]:

@@ -32,7 +32,7 @@ from fedmerge.workflow.reporting.scores import (
     run_scores,
 )
 from fedmerge.workflow.reporting.verdict import verdict
-from fedmerge.workflow.reporting.wishes import Wishes
+from fedmerge.workflow.reporting.wishes import Wishes, short_names
 
 if TYPE_CHECKING:
     from fedmerge.workflow.evaluate import EvaluationOptions
@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 SUFFIXES = (".html", ".htm")
 NEVER_RUN = "it was run on no data and on no probes"
 UNSEEN = "What matched units see: `fedmerge report … --model CODE --image FILE` shows it."
+PREDICTED = ("the merge may be worse than", "the merge is predicted to be worse than")
 _SECTIONS = ("scores", "rounds", "frontier", "groups", "features", "warnings")
 
 
@@ -116,13 +117,14 @@ def make_report(merged: Path, wishes: Wishes, *, progress: Progress = silent) ->
     _check_wishes(wishes)
     value = read_record(merged)
     record = record_from_json(value, source=merged.name)
-    others = {_baseline_name(path): _run_record(path) for path in map(Path, wishes.baselines)}
-    if others and not record.is_trained:
+    runs = [_run_record(Path(path)) for path in wishes.baselines]
+    if runs and not record.is_trained:
         raise UsageError(
             f"--baseline: {merged.name} was merged in one shot, so it has no rounds to compare"
         )
     try:
-        report = _from_record(merged, value, record, others)
+        names = short_names(wishes.baselines, taken=[method_of(value)] if runs else ())
+        report = _from_record(merged, value, record, dict(zip(names, runs, strict=True)))
     except (KeyError, TypeError, ValueError, AttributeError, IndexError, StopIteration) as error:
         raise CheckpointError(
             f"{merged.name}: its merge record is damaged ({type(error).__name__}: {error})",
@@ -135,10 +137,6 @@ def _check_wishes(wishes: Wishes) -> None:
     for name, wish in (("--image", wishes.image), ("--data", wishes.data)):
         if wish is not None and wishes.model is None:
             raise UsageError(f"{name}: models have to be run for it", "give their code: --model")
-
-
-def _baseline_name(path: Path) -> str:
-    return path.stem
 
 
 def _run_record(path: Path) -> dict[str, Any]:
@@ -171,7 +169,8 @@ def _from_record(
         scores.append(predicted_scores(quality))
         how = f"Predicted from {quality['samples']} held-out probes ({quality['probes']}), the "
         how += "merge decides as the clients' ensemble does in"
-    frontier = frontier_points(value["frontier"]) if value.get("frontier") else ()
+    found_sizes = value.get("frontier")
+    frontier = frontier_points(found_sizes, record.parameters) if found_sizes else ()
     entries = record.groups
     return Report(
         title=f"{merged.name}: {len(record.sources)} clients of "
@@ -276,6 +275,8 @@ def _with_runs(
     report: Report, merged: Path, record: MergeRecord, wishes: Wishes, progress: Progress
 ) -> Report:
     """Return the page with what models do on an image and on data, as far as that is asked for."""
+    if wishes.image is None and wishes.data is None:
+        return report
     from fedmerge.workflow.reporting.runs import features_of, measure  # records alone do without
 
     if wishes.image is not None:
@@ -287,6 +288,6 @@ def _with_runs(
         report,
         scores=(scores, *report.scores),
         verdict=verdict(scores, f"{how} the merge {_reaches(scores)}", _size(record)),
-        warnings=(*report.warnings, *warnings),
+        warnings=(*(w for w in report.warnings if not w.startswith(PREDICTED)), *warnings),
         notes=tuple(note for note in report.notes if NEVER_RUN not in note),
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -35,7 +36,7 @@ from fedmerge.workflow.reporting.features import (
     run_on,
 )
 from fedmerge.workflow.reporting.images import ImageOptions
-from fedmerge.workflow.retrain.kept import MatchedLayer, load_layer
+from fedmerge.workflow.retrain.kept import MOST_CLIENTS, MatchedLayer, load_layer
 from fedmerge.workflow.retrain.locals import placed_array
 
 AS_MATCHED = (
@@ -146,7 +147,7 @@ def _columns(site: _Site, kept: MatchedLayer, record: MergeRecord) -> Iterator[S
     channels: list[int] = unit_positions(layout, group, _widths(record))[:, 0].tolist()
     yield Seen(GLOBAL, site.look(), {group: dict(enumerate(channels))})
     first_owners: dict[int, int] = {}
-    for name, arrays in kept.clients.items():
+    for name, arrays in islice(kept.clients.items(), MOST_CLIENTS):
         units = _checked_units(kept, record, name, group)
         placed = _placed(site, arrays, record, units)
         yield Seen(name, site.look(placed), {group: {unit: channels[unit] for unit in units}})

@@ -7,14 +7,10 @@ from itertools import accumulate
 from typing import Any
 
 from fedmerge.report import Curve, Missing, RoundsView
+from fedmerge.workflow.retrain.history import WHY_MISSING
 
 Record = Mapping[str, Any]
 MEGA = 1e6
-_REASONS = {  # why a client was left out of a round, as records say it → as people do
-    "app": "its data or its training failed",
-    "lost": "its worker was lost",
-    "timeout": "it took too long",
-}
 
 
 def rounds_view(record: Record, baselines: Mapping[str, Record]) -> RoundsView:
@@ -29,7 +25,7 @@ def rounds_view(record: Record, baselines: Mapping[str, Record]) -> RoundsView:
         labels=tuple(_label(entry, rounds) for entry in rounds),
         widths={name: _widths(rounds, name) for name in groups},
         missing=tuple(
-            Missing(int(entry["number"]), client, _REASONS.get(why, str(why)))
+            Missing(int(entry["number"]), client, WHY_MISSING.get(why, str(why)))
             for entry in rounds
             for client, why in entry["missing"].items()
         ),

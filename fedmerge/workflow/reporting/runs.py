@@ -16,7 +16,7 @@ from fedmerge.workflow.record import MergeRecord
 from fedmerge.workflow.reporting.features import feature_maps
 from fedmerge.workflow.reporting.round_features import round_features
 from fedmerge.workflow.reporting.scores import measured_scores
-from fedmerge.workflow.reporting.wishes import Wishes
+from fedmerge.workflow.reporting.wishes import Wishes, short_names
 from fedmerge.workflow.retrain.state import default_work_dir
 from fedmerge.workflow.verify import open_recorded, prepare_recorded, replay_recorded
 
@@ -65,11 +65,23 @@ def _alone(
     wishes: Wishes,
     progress: Progress,
 ) -> Comparison:
-    """Measure a merged file whose clients never were files."""
+    """Measure a merged file whose clients never were files, next to the baselines."""
     model, data = _code_and_data(wishes)
-    (score,) = evaluate([merged], data, model=model, options=wishes.evaluation, progress=progress)
-    row = Row("global", merged.name, score.evaluation, score.parameters, record.growth)
-    return Comparison((row,), score.evaluation.samples, "", (), ())
+    files = [*map(Path, wishes.baselines), merged]
+    scores = evaluate(files, data, model=model, options=wishes.evaluation, progress=progress)
+    names = [*short_names(wishes.baselines), merged.name]
+    widest = record.parameters / record.growth  # of a net as wide as the widest client
+    rows = tuple(
+        Row(
+            "global" if path is merged else "baseline",
+            name,
+            score.evaluation,
+            score.parameters,
+            score.parameters / widest,
+        )
+        for path, name, score in zip(files, names, scores, strict=True)
+    )
+    return Comparison(rows, scores[-1].evaluation.samples, "", (), ())
 
 
 def _compared(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from fedmerge.report import FrontierPoint, Reference, Score, Scores
@@ -20,6 +21,7 @@ _KINDS: Mapping[str, ScoreKind] = {
     "average": "average",
     "ensemble": "ensemble",
     "global": "merge",
+    "baseline": "other",
 }
 
 
@@ -107,12 +109,15 @@ def run_scores(metrics: Mapping[str, Mapping[str, float]]) -> Scores | None:
     )
 
 
-def frontier_points(value: Mapping[str, Any]) -> tuple[FrontierPoint, ...]:
-    """Return the sizes that were tried, from a record's frontier."""
+def frontier_points(
+    value: Mapping[str, Any], parameters: int | None = None
+) -> tuple[FrontierPoint, ...]:
+    """Return the sizes that were tried, from a record's frontier; the merge's own is marked."""
     clients = [_point("client", f"client {p['name']}", p) for p in value["clients"]]
     *merges, ensemble = value["points"]
     sized = [_point("merge", f"merge within {p['budget']:g} × ({p['name']})", p) for p in merges]
-    return (*clients, *sized, _point("ensemble", "ensemble, all side by side", ensemble))
+    marked = [replace(point, is_own=point.parameters == parameters) for point in sized]
+    return (*clients, *marked, _point("ensemble", "ensemble, all side by side", ensemble))
 
 
 def _point(kind: Any, name: str, value: Mapping[str, Any]) -> FrontierPoint:

@@ -6,6 +6,11 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, TypeAlias
 
+WHY_MISSING = {  # as records say it → as people do
+    "app": "its data or its training failed",
+    "lost": "its worker was lost",
+    "timeout": "it took too long",
+}
 Metrics: TypeAlias = Mapping[str, float | None]  # None: not finite
 
 

@@ -19,7 +19,7 @@ from fedmerge.types.work import Arrays
 from fedmerge.workflow.retrain.federation import Federation
 from fedmerge.workflow.retrain.schedule import Layer, Round
 
-MOST_CLIENTS = 8  # as many as a picture shows beside each other
+MOST_CLIENTS = 6  # with more beside each other the average leaves a screen
 CONVOLUTION = 4  # axes of a weight: units, inputs, height, width
 _FILE = "matched-{}.safetensors"  # by the group's place in the plan
 _AVERAGE = "average"

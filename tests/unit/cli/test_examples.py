@@ -11,6 +11,7 @@ from fedmerge.cli.app import app
 from fedmerge.cli.examples import EXAMPLES, INTRODUCTION
 from tests.commands import options_of_commands, unknown_in_line
 
+WIDEST = 78  # of 80 columns, help keeps one free at either side
 FEW = 3  # commands that matter at first
 
 
@@ -23,6 +24,12 @@ def test_every_command_has_examples_of_itself_that_its_parser_takes(command: str
         with parser.make_context(name, arguments, resilient_parsing=True) as context:
             assert not context.args
         assert unknown_in_line(line) == []
+
+
+def test_no_example_is_broken_by_an_ordinary_terminal() -> None:
+    """A line that help breaks in two runs as something else when it is copied."""
+    broken = [line for own in EXAMPLES.values() for line in own if len(line) > WIDEST]
+    assert broken == []
 
 
 def test_the_introduction_is_of_few_commands_that_exist() -> None:

@@ -165,7 +165,9 @@ def test_of_many_clients_the_highest_and_lowest_are_drawn() -> None:
 
 
 def test_costs_stand_against_the_threshold() -> None:
-    assert "threshold 0.50" in drawn(charts.draw_costs, CONV1)
+    assert "threshold 0.5 (cosine 0.5)" in drawn(charts.draw_costs, CONV1)
+    strict = replace(CONV1, threshold=0.95)
+    assert "threshold 0.05 (cosine 0.95)" in drawn(charts.draw_costs, strict)
     assert not [
         t for t in drawn(charts.draw_costs, replace(CONV1, threshold=None)) if "thresh" in t
     ]
@@ -206,4 +208,11 @@ def test_only_the_groups_that_changed_most_are_drawn() -> None:
 
 
 def test_the_frontier_names_all_kinds() -> None:
-    assert {"clients", "merges", "ensemble"} <= set(drawn(charts.draw_frontier, FRONTIER))
+    said = set(drawn(charts.draw_frontier, FRONTIER))
+    assert {"clients", "merges", "ensemble"} <= said
+    assert "this file" not in said
+
+
+def test_the_frontier_marks_the_size_of_the_file() -> None:
+    marked = [replace(point, is_own=point.kind == "merge") for point in FRONTIER]
+    assert "this file" in drawn(charts.draw_frontier, marked)

@@ -11,8 +11,10 @@ from html.parser import HTMLParser
 import pytest
 
 from fedmerge.errors import UsageError
-from fedmerge.report import drawing, render, render_plan
-from tests.reports import CONV1, FC1, HOSTILE, PLAN, REPORT
+from fedmerge.report import Score, drawing, render, render_plan
+from fedmerge.report.charts import MOST_BARS
+from fedmerge.report.page import table_rows
+from tests.reports import CONV1, FC1, HOSTILE, PLAN, REPORT, SCORES
 
 
 class Elements(HTMLParser):
@@ -120,6 +122,25 @@ def test_the_table_counts_units_by_owners(page: str) -> None:
     assert row is not None
     cells = re.findall(r"<td[^>]*>([^<]*)</td>", row[0])
     assert cells == ["conv1", "4", "6", "50.0 %", "0.250", "4", "2"]
+
+
+@pytest.mark.parametrize(
+    ("clients", "first"), [(MOST_BARS, "client"), (MOST_BARS + 1, "merge")], ids=["few", "many"]
+)
+def test_many_clients_stand_behind_what_they_are_compared_with(clients: int, first: str) -> None:
+    rows = [Score("client", f"c{number}", 0.5) for number in range(clients)]
+    many = replace(SCORES, rows=(*rows, Score("average", "average", 0.4), Score("merge", "m", 0.9)))
+    shown = table_rows(many)
+    assert shown[0].kind == first
+    assert sorted(map(str, shown)) == sorted(map(str, many.rows))
+
+
+def test_a_client_without_a_file_has_no_size() -> None:
+    source = replace(REPORT.sources[0], file="", size=0)
+    table = render(replace(REPORT, sources=(source,))).split('id="sources"')[1]
+    assert "none: trained in the run" in table
+    assert '<td class="n" data-sort="0">' not in table
+    assert "none: trained in the run" not in render(REPORT)
 
 
 def test_best_and_worst_matches_stand_with_their_costs(page: str) -> None:

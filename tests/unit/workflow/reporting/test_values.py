@@ -222,3 +222,6 @@ def test_a_frontier_ends_with_the_ensemble() -> None:
     found = frontier_points(value)
     assert [p.kind for p in found] == ["client", "merge", "ensemble"]
     assert found[1].name == "merge within 1 × (mean)"
+    assert not any(point.is_own for point in found)
+    own = frontier_points(value, found[1].parameters)
+    assert [point.is_own for point in own] == [False, True, False]

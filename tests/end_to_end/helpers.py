@@ -24,6 +24,7 @@ from tests.zoo import run as outputs_of
 State = dict[str, Tensor]
 
 TIGHT = 1e-9  # float64: sums of up to a few hundred products
+PATIENCE = 120.0  # seconds for a process to start and work on a busy machine
 APART = ("--match-threshold", "1", "--max-growth", "none")
 
 
@@ -100,7 +101,7 @@ def process(
         check=False,
         cwd=cwd,
         env=dict(env) if env else None,
-        timeout=60,
+        timeout=PATIENCE,
     )
     return Outcome(done.returncode, done.stdout, done.stderr)
 

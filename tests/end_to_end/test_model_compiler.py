@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from tests.end_to_end.helpers import process
+from tests.end_to_end.helpers import PATIENCE, process
 
 FLEX = """
 import warnings
@@ -72,6 +72,6 @@ def test_the_compiler_works_as_before_after_a_model_was_watched() -> None:
         capture_output=True,
         text=True,
         check=False,
-        timeout=120,
+        timeout=PATIENCE,
     )
     assert done.stdout == "True\n", done.stderr

@@ -18,7 +18,7 @@ from fedmerge.cli.boundary import run
 from fedmerge.graph import solve_widths
 from fedmerge.graph.model import plan_model
 from fedmerge.graph.model.verify import permuted
-from tests.end_to_end.helpers import process
+from tests.end_to_end.helpers import PATIENCE, process
 
 CLOSE = 1e-5  # float32, relative to outputs of about 1
 CODE = """
@@ -146,7 +146,7 @@ def test_an_exported_program_runs_where_fedmerge_is_not_imported(
         text=True,
         check=False,
         cwd=folder,
-        timeout=60,
+        timeout=PATIENCE,
     )
     assert (ran.returncode, ran.stdout) == (0, "False\n"), ran.stderr
     assert torch.allclose(torch.load(folder / "y.pt"), expected(folder), atol=CLOSE)

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.end_to_end.helpers import Cli, error_lines, process, save_all
+from tests.end_to_end.helpers import PATIENCE, Cli, error_lines, process, save_all
 
 ROOT = Path(__file__).parents[2]
 OPTIONS = ("--max-growth", "1", "--threads", "1")
@@ -49,7 +49,7 @@ def _kill_while_writing(command: list[str], folder: Path, delay: float) -> int:
             break
     time.sleep(delay)
     running.kill()
-    return running.wait(timeout=30)
+    return running.wait(timeout=PATIENCE)
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="no SIGKILL there")
@@ -102,7 +102,7 @@ def test_an_interrupted_process_exits_130_and_cleans_up(
             break
     time.sleep(delay)
     running.send_signal(signal.SIGINT)
-    _, err = running.communicate(timeout=30)
+    _, err = running.communicate(timeout=PATIENCE)
     assert "Traceback" not in err
     left = {path.name for path in out.iterdir()}
     if f"global{suffix}" in left:  # the signal came after the last rename
@@ -151,7 +151,7 @@ def test_help_and_version_load_no_heavy_library(arguments: list[str]) -> None:
         text=True,
         check=False,
         cwd=ROOT,
-        timeout=30,
+        timeout=PATIENCE,
     )
     code = 2 if "--wrong" in arguments else 0
     assert done.stderr.splitlines()[-1] == f"{code} []"
@@ -177,7 +177,7 @@ def test_files_alone_are_merged_without_what_runs_models(tmp_path: Path) -> None
         text=True,
         check=False,
         cwd=ROOT,
-        timeout=60,
+        timeout=PATIENCE,
     )
     last = done.stderr.splitlines()[-1]
     assert last.startswith("0 [")
@@ -210,6 +210,6 @@ def test_a_reader_that_goes_away_gets_no_traceback(large: list[Path]) -> None:
     running.stdout.close()
     err = running.stderr.read()
     running.stderr.close()
-    running.wait(timeout=30)
+    running.wait(timeout=PATIENCE)
     assert b"Traceback" not in err
     assert b"Exception ignored" not in err

@@ -12,14 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.end_to_end.helpers import Cli, record_of
+from tests.end_to_end.helpers import PATIENCE, Cli, record_of
 from tests.end_to_end.retraining import Scene, make_scene
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="no such signals there")
 
 PASSES = ("--passes", 2)  # six rounds
 LIMIT = 20  # seconds for a client; the first training in a process imports for some of them
-PATIENCE = 120.0  # seconds for a process to start on a busy machine
 
 
 @pytest.fixture

@@ -18,9 +18,9 @@ from pathlib import Path
 import pytest
 
 from tests.clusters import Cluster, cluster, family, free_port, kill, name_of, needs_ray
-from tests.end_to_end.helpers import Cli, record_of
+from tests.end_to_end.helpers import PATIENCE, Cli, record_of
 from tests.end_to_end.retraining import Scene, make_scene
-from tests.end_to_end.test_retrain_processes import PASSES, PATIENCE, slow, wait_for
+from tests.end_to_end.test_retrain_processes import PASSES, slow, wait_for
 from tests.unit.engines.test_processes import wait_until_dead
 
 pytestmark = [

@@ -11,12 +11,12 @@ import pytest
 
 from fedmerge.cli.boundary import run
 from fedmerge.cli.signals import Interrupted, at_work
+from tests.end_to_end.helpers import PATIENCE
 from tests.end_to_end.retraining import make_scene
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="other signals there")
 
 IMPORTING = "import time:"  # how Python begins a line about a module that it has imported
-PATIENCE = 120.0  # seconds for a process to start on a busy machine
 SIGNALS = [signal.SIGINT, signal.SIGTERM]
 
 

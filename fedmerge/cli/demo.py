@@ -8,6 +8,7 @@ from typing import Any
 
 from fedmerge.cli import show
 from fedmerge.cli.terminal import Terminal
+from fedmerge.types.words import percent
 from fedmerge.workflow.demo import run_demo
 
 
@@ -23,7 +24,7 @@ def run(given: Mapping[str, Any], terminal: Terminal) -> None:
     for command in demo.commands:
         terminal.line(f"$ {command}")
     rows = [
-        [row.model, f"{100 * row.accuracy:.1f} %", show.count(row.parameters), f"{row.growth:.2f}"]
+        [row.model, percent(row.accuracy), show.count(row.parameters), f"{row.growth:.2f}"]
         for row in demo.rows
     ]
     terminal.table("digits", ["model", "accuracy", "parameters", "growth"], rows)

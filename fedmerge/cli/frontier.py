@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedmerge.cli import show
 from fedmerge.cli.terminal import Terminal
+from fedmerge.types.words import percent
 from fedmerge.workflow.reporting.graph import check_picture, draw_sizes
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ def show_frontier(found: Frontier, plot: Path | None, terminal: Terminal) -> Non
 def _row(model: str, point: Point) -> list[str]:
     how = "" if point.budget is None else point.name
     size = show.count(point.parameters)
-    return [model, f"{point.growth:.2f}", size, f"{100 * point.agreement.decisions:.1f} %", how]
+    return [model, f"{point.growth:.2f}", size, percent(point.agreement.decisions), how]
 
 
 def _label(point: Point) -> str:

@@ -22,6 +22,7 @@ from fedmerge.cli.report import also_report, check_also, say_report
 from fedmerge.cli.terminal import Terminal
 from fedmerge.errors import UsageError
 from fedmerge.types.progress import Progress
+from fedmerge.types.words import percent
 from fedmerge.workflow.clients import expand_sources, open_clients
 from fedmerge.workflow.devices import choose_device
 from fedmerge.workflow.match import merge_prepared
@@ -202,9 +203,9 @@ def _verdict(merge: Merge, output: Path, given: Mapping[str, Any]) -> str:
         return f"quality: unknown without data; {measure}"
     best = found.best_client
     return (
-        f"quality: decides as the ensemble does on {found.merged.decisions:.1%} of {found.samples} "
-        f"held-out probes ({found.source}), the best client ({best}) on "
-        f"{found.clients[best].decisions:.1%}; a prediction, {measure}"
+        f"quality: decides as the ensemble does on {percent(found.merged.decisions)} of "
+        f"{found.samples} held-out probes ({found.source}), the best client ({best}) on "
+        f"{percent(found.clients[best].decisions)}; a prediction, {measure}"
     )
 
 

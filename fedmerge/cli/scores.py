@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedmerge.cli.terminal import Terminal
 from fedmerge.types.progress import Progress
+from fedmerge.types.words import percent
 
 if TYPE_CHECKING:
     from fedmerge.workflow.evaluate import Evaluation, EvaluationOptions
@@ -69,4 +70,4 @@ def metric(name: str, value: float | None) -> str:
     """
     if value is None:
         return "not finite"
-    return f"{100 * value:.1f} %" if name == "accuracy" else f"{value:.4f}"
+    return percent(value) if name == "accuracy" else f"{value:.4f}"

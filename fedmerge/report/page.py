@@ -26,6 +26,7 @@ from fedmerge.report.values import (
     Scores,
 )
 from fedmerge.types.progress import Progress, silent
+from fedmerge.types.words import percent
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -62,7 +63,7 @@ def render(report: Report, *, progress: Progress = silent) -> str:
     )
     environment.filters |= {
         "count": words.count,
-        "percent": words.percent,
+        "percent": percent,
         "printable": words.printable,
         "unbroken": words.unbroken,
         "widths": words.widths,

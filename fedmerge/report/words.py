@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from fedmerge.types.words import percent
+
 MOST_LISTED = 6
 
 
@@ -32,11 +34,6 @@ def unbroken(text: str) -> str:
 def count(number: int) -> str:
     """Return 431080 as 431,080."""
     return f"{number:,}"
-
-
-def percent(share: float) -> str:
-    """Return 0.954 as 95.4 %."""
-    return f"{100 * share:.1f} %"
 
 
 def widths(clients: Sequence[int]) -> str:

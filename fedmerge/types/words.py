@@ -1,4 +1,4 @@
-"""Names in sentences."""
+"""Names and numbers in sentences."""
 
 from collections.abc import Sequence
 
@@ -12,3 +12,12 @@ def listed(names: Sequence[str], most: int) -> str:
     if len(names) <= most + 1:
         return ", ".join(names)
     return f"{', '.join(names[:most])} and {len(names) - most:,} more"
+
+
+def percent(share: float) -> str:
+    """Return a share in words.
+
+    >>> percent(0.9876)
+    '98.8 %'
+    """
+    return f"{100 * share:.1f} %"

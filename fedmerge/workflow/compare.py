@@ -13,6 +13,7 @@ from fedmerge.graph import count_parameters
 from fedmerge.training import Evaluation
 from fedmerge.types.plans import Plan
 from fedmerge.types.progress import Progress, silent
+from fedmerge.types.words import percent
 from fedmerge.workflow.clients import Source, expand_sources, open_clients
 from fedmerge.workflow.evaluate import EvaluationOptions, Judge, count_floats, open_judge
 from fedmerge.workflow.match import merge_prepared
@@ -226,5 +227,5 @@ def _warnings(rows: Sequence[Row], best: Row) -> Iterator[str]:
 
 def _shown(found: Evaluation) -> str:
     if ACCURACY in found.metrics:
-        return f"{100 * found.metrics[ACCURACY]:.1f} %"
+        return percent(found.metrics[ACCURACY])
     return f"loss {found.loss:.4f}"

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from fedmerge.types.words import percent
 from fedmerge.workflow.oneshot.agreement import Agreement
 
 DATA = "data"  # the source of real inputs
@@ -70,8 +71,9 @@ class Quality:
         best = self.clients[self.best_client]
         compared = (
             f"on {self.samples} {self.source} probes it decides as the ensemble does in "
-            f"{self.merged.decisions:.1%} and explains {self.merged.explained:.1%} of its "
-            f"outputs, {self.best_client} {best.decisions:.1%} and {best.explained:.1%}"
+            f"{percent(self.merged.decisions)} and explains {percent(self.merged.explained)} of "
+            f"its outputs, {self.best_client} {percent(best.decisions)} "
+            f"and {percent(best.explained)}"
         )
         if (self.merged.decisions, self.merged.explained + NOTICEABLE) < best.rank:
             yield f"the merge is predicted to be worse than client {self.best_client}: {compared}"
@@ -83,8 +85,8 @@ class Quality:
         elif self.alike is not None and self.alike < ALIKE and self.source != "noise":
             yield (
                 f"the merge may be worse than the best client: two clients decide alike on only "
-                f"{self.alike:.1%} of the probes, and whether their ensemble is better than the "
-                "best of them can't be told without labels"
+                f"{percent(self.alike)} of the probes, and whether their ensemble is better than "
+                "the best of them can't be told without labels"
             )
         for name in self.outliers:
             yield (

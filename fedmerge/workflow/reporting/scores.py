@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedmerge.report import FrontierPoint, Reference, Score, Scores
 from fedmerge.report.values import ScoreKind
+from fedmerge.types.words import percent
 
 if TYPE_CHECKING:
     from fedmerge.workflow.compare import Comparison
@@ -49,7 +50,7 @@ def predicted_scores(quality: Mapping[str, Any]) -> Scores:
 
 def _predicted(kind: ScoreKind, name: str, agreement: Mapping[str, Any]) -> Score:
     decisions, explained = agreement["decisions"], agreement["explained"]
-    shown = "not finite" if explained is None else f"{100 * explained:.1f} %"
+    shown = "not finite" if explained is None else percent(explained)
     return Score(kind, name, None if decisions is None else float(decisions), (shown,))
 
 

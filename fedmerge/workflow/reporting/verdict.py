@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fedmerge.report import Score, Scores
+from fedmerge.types.words import percent
 
 UNKNOWN = "How good this model is, is not known: {why}"
 _NAMES = {"average": "the element-wise average", "ensemble": "the ensemble"}
@@ -46,4 +47,4 @@ def _goodness(scores: Scores, row: Score) -> float:
 def _shown(scores: Scores, row: Score) -> str:
     if row.value is None:
         return "an unknown number"
-    return f"{100 * row.value:.1f} %" if scores.is_share else f"{row.value:.4f}"
+    return percent(row.value) if scores.is_share else f"{row.value:.4f}"

@@ -43,8 +43,8 @@ def test_a_merge_below_its_best_client_is_warned_of(
     assert len(found) == is_warned
     if is_warned:
         assert "predicted to be worse than client b: on 200 data probes" in found[0]
-        assert f"{decisions:.1%}" in found[0]
-        assert "b 90.0% and 60.0%" in found[0]
+        assert f"{100 * decisions:.1f} %" in found[0]
+        assert "b 90.0 % and 60.0 %" in found[0]
 
 
 def test_outliers_and_dropped_clients_are_named() -> None:
@@ -96,4 +96,4 @@ def test_clients_that_rarely_decide_alike_have_a_doubtful_ensemble(
     found = list(quality(Agreement(0.99, 0.9), alike=alike, source=source).warnings())
     assert len(found) == is_told
     if is_told:
-        assert "two clients decide alike on only 30.0% of the probes" in found[0]
+        assert "two clients decide alike on only 30.0 % of the probes" in found[0]

@@ -196,7 +196,7 @@ def _recipe_code(recipe: Recipe, scene: Scene, x: Array) -> fedmerge.ModelCode:
 
 
 def _trained(name: str, shard: Path, recipe: Recipe, code: fedmerge.ModelCode, seed: int) -> Path:
-    """Return the file of one client, trained alone from its own initial weights."""
+    """Return the file of one client, trained alone from its own initial weights, or from all's."""
     path = shard.parents[1] / f"{name}.pt"
     if path.exists():
         return path
@@ -207,7 +207,7 @@ def _trained(name: str, shard: Path, recipe: Recipe, code: fedmerge.ModelCode, s
         clip_norm=recipe.clip_norm,
         seed=derived_seed(seed, "training", name, 1),
     )
-    with seeded(derived_seed(seed, "init", "client", name)):
+    with seeded(derived_seed(seed, "init", "client", "all" if recipe.is_shared else name)):
         model = code.build()
     task = find_task(TASKS.get(recipe.dataset, "classification"))
     train_model(model, read_shard(shard, client=name), task, settings)

@@ -56,6 +56,7 @@ class Recipe:
     clip_norm: float | None = None
     hidden: int = 0  # of the LSTM
     on: str = "test"  # or validation: training data that no client has
+    is_shared: bool = False  # all clients begin with the same weights
 
     @property
     def factory(self) -> str:
@@ -141,7 +142,15 @@ DEVELOPMENT: Mapping[str, Recipe] = {  # defaults were chosen by these, on train
         ),
     }.items()
 }
-RECIPES: Mapping[str, Recipe] = {**CASES, **DEVELOPMENT}
+SHARED: Mapping[str, Recipe] = {
+    f"{name}, shared": replace(recipe, on="test", is_shared=True)
+    for name, recipe in {
+        LENET_BAR: CASES[LENET_BAR],
+        "CNN with batch norm, 3 clients, Dir(0.5)": DEVELOPMENT["CNN with batch norm"],
+        "CIFAR net, 3 clients, homogeneous": DEVELOPMENT["CIFAR net"],
+    }.items()
+}
+RECIPES: Mapping[str, Recipe] = {**CASES, **SHARED, **DEVELOPMENT}
 
 PARTS: Mapping[str, Sequence[str]] = {  # in the order in which they are run
     "families": tuple(FAMILIES),
@@ -149,6 +158,7 @@ PARTS: Mapping[str, Sequence[str]] = {  # in the order in which they are run
     "lstm": (LSTM,),
     "vgg": (VGG,),
     "lenet-others": tuple(c for c in CASES if c.startswith("LeNet") and c != LENET_BAR),
+    "shared": tuple(SHARED),
     "choices": tuple(DEVELOPMENT),
 }
 GROWTHS: Mapping[str, float] = dict.fromkeys(PARTS, 1.5) | {"families": 2.0}

@@ -43,6 +43,8 @@ if TYPE_CHECKING:
     from fedmerge.workflow.oneshot.quality import Quality
 
 MOST_NAMES = 8  # clients that a hint names
+FEWEST_PAIRS = 16  # of matched units, from which on it can be told
+SHARED_START = 0.5  # of matched units at the same places: chance puts one of a layer's units there
 
 
 @dataclass(frozen=True)
@@ -91,6 +93,29 @@ class Merge:
         """How many floating-point numbers all clients hold together."""
         return sum(self.parameters(own) for own in self.client_widths)
 
+    @cached_property
+    def in_place(self) -> float | None:
+        """Share of the units matched with the first client's that stand at the same place there.
+
+        None where units were not compared, or are too few to tell it from chance.
+        """
+        if any(group.scatter is None for group in self.groups):
+            return None
+        pairs, same = 0, 0
+        first, *others = self.placements
+        for group, own in first.items():
+            places = {unit: place for place, unit in enumerate(own.indices.tolist())}
+            for other in others:
+                found = [places.get(unit) for unit in other[group].indices.tolist()]
+                pairs += sum(place is not None for place in found)
+                same += sum(place == number for number, place in enumerate(found))
+        return same / pairs if pairs >= FEWEST_PAIRS else None
+
+    @property
+    def shares_start(self) -> bool:
+        """Whether the clients seem to have begun with the same weights."""
+        return self.in_place is not None and self.in_place >= SHARED_START
+
     def summary(self) -> dict[str, Any]:
         """Return what a script wants to know of the merge."""
         return {
@@ -101,6 +126,7 @@ class Merge:
             "ensemble_parameters": self.ensemble_parameters,
             "growth": self.growth,
             "width_limit": self.width_limit,
+            "in_place": self.in_place,
             "quality": None if self.quality is None else self.quality.to_json(),
             "warnings": list(self.warnings),
         }

@@ -136,8 +136,8 @@ def _show_merge(merge: Merge, output: Path, terminal: Terminal) -> None:
         terminal.line(line)
     if merge.shares_start:
         terminal.note(
-            f"note: {show.percent(merge.in_place or 0.0)} of the matched units stand at the same "
-            "places: the clients seem to have begun with the same weights"
+            f"note: {show.percent(merge.in_place or 0.0)} of the units match at the same places: "
+            "the clients seem to have begun with the same weights"
         )
     if merge.quality is not None:
         terminal.line(f"chosen of {len(merge.quality.candidates)}: {merge.quality.chosen}")

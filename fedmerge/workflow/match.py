@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,6 +17,7 @@ from fedmerge.workflow.merge import Merge
 from fedmerge.workflow.oneshot.options import ProbeOptions
 from fedmerge.workflow.options import MatchOptions, needs_probes
 from fedmerge.workflow.prepared import Prepared, line_up, merge_of, prepare, problem_of
+from fedmerge.workflow.starts import in_place
 
 if TYPE_CHECKING:
     from fedmerge.workflow.models import ModelCode
@@ -83,7 +85,7 @@ def merge_prepared(
 
         return merge_probed(prepared, options, probes, device=device, progress=progress)
     solution = solve(problem_of(prepared, options, device=device), progress)
-    return merge_of(prepared, options, solution)
+    return replace(merge_of(prepared, options, solution), in_place=in_place(solution.matchings))
 
 
 def is_probed(

@@ -38,13 +38,12 @@ from fedmerge.workflow.options import (
     options_to_json,
 )
 from fedmerge.workflow.record import FORMAT, GroupEntry, SourceEntry, source_entry
+from fedmerge.workflow.starts import SHARED
 
 if TYPE_CHECKING:
     from fedmerge.workflow.oneshot.quality import Quality
 
 MOST_NAMES = 8  # clients that a hint names
-FEWEST_PAIRS = 16  # of matched units, from which on it can be told
-SHARED_START = 0.5  # of matched units at the same places: chance puts one of a layer's units there
 
 
 @dataclass(frozen=True)
@@ -67,6 +66,7 @@ class Merge:
     probes: Mapping[str, Any] | None = None  # what the probes were
     quality: Quality | None = None  # as far as probes tell it
     frontier: Mapping[str, Any] | None = None  # what other sizes would give, where it was tried
+    in_place: float | None = None  # share of units whose weights match at the same place
 
     @property
     def growth(self) -> float:
@@ -93,28 +93,10 @@ class Merge:
         """How many floating-point numbers all clients hold together."""
         return sum(self.parameters(own) for own in self.client_widths)
 
-    @cached_property
-    def in_place(self) -> float | None:
-        """Share of the units matched with the first client's that stand at the same place there.
-
-        None where units were not compared, or are too few to tell it from chance.
-        """
-        if any(group.scatter is None for group in self.groups):
-            return None
-        pairs, same = 0, 0
-        first, *others = self.placements
-        for group, own in first.items():
-            places = {unit: place for place, unit in enumerate(own.indices.tolist())}
-            for other in others:
-                found = [places.get(unit) for unit in other[group].indices.tolist()]
-                pairs += sum(place is not None for place in found)
-                same += sum(place == number for number, place in enumerate(found))
-        return same / pairs if pairs >= FEWEST_PAIRS else None
-
     @property
     def shares_start(self) -> bool:
         """Whether the clients seem to have begun with the same weights."""
-        return self.in_place is not None and self.in_place >= SHARED_START
+        return self.in_place is not None and self.in_place >= SHARED
 
     def summary(self) -> dict[str, Any]:
         """Return what a script wants to know of the merge."""

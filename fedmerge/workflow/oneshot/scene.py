@@ -15,7 +15,7 @@ from fedmerge.probing import Probes
 from fedmerge.probing.signatures import normalised, unit_responses
 from fedmerge.types.arrays import FloatArray
 from fedmerge.types.plans import Norm
-from fedmerge.types.progress import Progress
+from fedmerge.types.progress import Progress, silent
 from fedmerge.workflow.layers import Problem, Solution, match_groups, solve
 from fedmerge.workflow.merge import Merge
 from fedmerge.workflow.oneshot.agreement import (
@@ -36,6 +36,7 @@ from fedmerge.workflow.oneshot.steady import own_norms, steady_weights
 from fedmerge.workflow.oneshot.targets import used_once
 from fedmerge.workflow.options import CORRECTING, NO_LEAD, MatchOptions
 from fedmerge.workflow.prepared import Prepared, line_up, merge_of, problem_of
+from fedmerge.workflow.starts import SHARED, in_place
 
 HELD_OUT = 0.2  # of the probes: they choose ridges and candidates, and tell the quality
 RESPONSE_SHARE = {"both": 0.9, "activations": 1.0}  # of responses in what units have in common
@@ -104,6 +105,14 @@ class Scene:
         return outliers([torch.cat(pair) for pair in rest])
 
     @cached_property
+    def _in_place(self) -> float | None:
+        """How many units match at the same places by their weights: responses tell less of it."""
+        problem = problem_of(self._stored, self.options, device=self.models.device)
+        matchings = match_groups(problem, problem.limits(1.0), silent)
+        assert matchings is not None
+        return in_place(matchings)
+
+    @cached_property
     def _alike(self) -> float | None:
         """How often two clients decide alike, in the mean."""
         pairs = [agreement(*pair).decisions for pair in combinations(self.clients, 2)]
@@ -127,7 +136,7 @@ class Scene:
             dropped=self.dropped,
             alike=self._alike,
         )
-        return replace(chosen.merge, quality=quality)
+        return replace(chosen.merge, quality=quality, in_place=self._in_place)
 
     def candidates(self, progress: Progress) -> Iterator[Candidate]:
         """Yield ways to merge, the plainest first: the earlier one wins where they are equal."""
@@ -136,11 +145,19 @@ class Scene:
             plain = merge_of(stored, self.options, line_up(stored), is_compared=False)
             yield self._candidate("element-wise average", plain)
         matched = self.matched(self.prepared.dials.max_growth, progress)
-        leads = (
-            (None, self._best_client) if self.options.lead is None else (matched.averaging.lead,)
-        )
-        for lead in leads:
+        for lead in self._leads(matched):
             yield from self.ways(matched, lead, progress)
+
+    def _leads(self, matched: Merge) -> tuple[int | None, ...]:
+        """Return who may lead, as far as the user left that open.
+
+        Units of clients that began with the same weights are alike, so that their mean means
+        something: nobody has to lead.
+        """
+        if self.options.lead is not None:
+            return (matched.averaging.lead,)
+        shares_start = self._in_place is not None and self._in_place >= SHARED
+        return (None,) if shares_start else (None, self._best_client)
 
     def matched(self, growth: float | None, progress: Progress) -> Merge:
         """Return the merge of groups that are matched within a size budget."""

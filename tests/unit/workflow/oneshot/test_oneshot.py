@@ -128,6 +128,19 @@ def test_clients_of_one_start_lose_nothing_against_their_average() -> None:
     assert accuracy(apart) < accuracy(average) - 0.1  # strangers' averages are no good
 
 
+def test_nobody_leads_clients_of_one_start_unless_asked_to() -> None:
+    states = [tuned(trained(1), seed, 20) for seed in (11, 12)]
+    alike, apart = merged(states), merged([trained(1), trained(2)])
+    asked = merged(states, lead="client-1")
+    assert (alike.shares_start, apart.shares_start) == (True, False)
+    assert [led_ways(merge) for merge in (alike, apart, asked)] == [0, 2, 2]
+
+
+def led_ways(merge: Merge) -> int:
+    assert merge.quality is not None
+    return sum(" leads, " in name for name in merge.quality.candidates)
+
+
 def test_the_merge_is_among_its_candidates_and_the_best_of_them() -> None:
     merge = merged([trained(1), trained(2)])
     assert merge.quality is not None

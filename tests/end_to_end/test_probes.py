@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from fedmerge.types.words import percent
 from tests import digits
 from tests.end_to_end.helpers import Cli, Outcome, load, record_of, save
 
@@ -49,7 +50,7 @@ def test_the_quality_is_in_the_json_the_text_and_the_record(
     assert record["probes"]["count"] == 60
     text = cli.done("match", *clients, *MODEL, *FEW, "-o", output, "--force")
     (line,) = quality_lines(text)
-    assert f"{found['agreement']['decisions']:.1%} of 12 held-out probes (noise)" in line
+    assert f"{percent(found['agreement']['decisions'])} of 12 held-out probes (noise)" in line
     assert f"chosen of {len(found['candidates'])}: {found['chosen']}" in text.out
 
 

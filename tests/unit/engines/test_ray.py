@@ -255,6 +255,13 @@ def test_imports_that_hang_lose_the_task(
     assert "within 0.5 s" in outcome.message
 
 
+def free_slots() -> float:
+    """Return how many CPUs of the cluster nobody holds."""
+    import ray
+
+    return ray.available_resources().get("CPU", 0.0)  # type: ignore[no-untyped-call,no-any-return]
+
+
 def test_a_busy_cluster_is_waited_for_but_not_for_ever(
     engine: RayEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -262,6 +269,7 @@ def test_a_busy_cluster_is_waited_for_but_not_for_ever(
 
     others = [ray.remote(num_cpus=1)(lambda: time.sleep(600)).remote() for _ in range(2)]
     try:
+        assert wait_for(lambda: free_slots() == 0)
         monkeypatch.setattr(ray_flights, "QUEUE_LIMIT", 2.5)
         outcome = run_one(engine, task("echo"), timeout=1.0)
         assert outcome.status == "lost"
@@ -281,7 +289,7 @@ def test_waiting_for_ones_own_tasks_is_no_reason_to_give_up(
 
     other = ray.remote(num_cpus=1)(lambda: time.sleep(600)).remote()  # one of the two slots
     try:
-        time.sleep(1)
+        assert wait_for(lambda: free_slots() == 1)
         monkeypatch.setattr(ray_flights, "QUEUE_LIMIT", 2.0)
         tasks = [task("sleep", 0, seconds=3.5), task("echo", 1)]
         assert [o.status for o in engine.run(tasks, timeout=None)] == ["ok", "ok"]

@@ -22,7 +22,7 @@ from fedmerge.cli.report import also_report, check_also, say_report
 from fedmerge.cli.terminal import Terminal
 from fedmerge.errors import UsageError
 from fedmerge.types.progress import Progress
-from fedmerge.types.words import percent
+from fedmerge.types.words import AVERAGE, percent
 from fedmerge.workflow.clients import expand_sources, open_clients
 from fedmerge.workflow.devices import choose_device
 from fedmerge.workflow.match import merge_prepared
@@ -135,12 +135,25 @@ def _show_merge(merge: Merge, output: Path, terminal: Terminal) -> None:
     for line in (*sizes(merge), *ways_to_load(merge, output)):
         terminal.line(line)
     if merge.shares_start:
-        terminal.note(
-            f"note: {show.percent(merge.in_place or 0.0)} of the units match at the same places: "
-            "the clients seem to have begun with the same weights"
-        )
+        terminal.note(f"note: {_shared_start(merge)}")
     if merge.quality is not None:
         terminal.line(f"chosen of {len(merge.quality.candidates)}: {merge.quality.chosen}")
+
+
+def _shared_start(merge: Merge) -> str:
+    """Say why clients seem to have begun alike, and what follows."""
+    said = (
+        f"{show.percent(merge.in_place or 0.0)} of the units match at the same places: "
+        "the clients seem to have begun with the same weights"
+    )
+    if merge.quality is not None and merge.quality.chosen == AVERAGE:
+        return (
+            f"{said}. Their average may be better than their ensemble, so it is kept "
+            "(--merge-units fit goes by the ensemble)"
+        )
+    if merge.quality is None and merge.stays_in_place and merge.growth == 1:
+        return f"{said}, so this is their average, which --match-threshold would refine"
+    return said
 
 
 def _say_how_to_check(output: Path, clients: Sequence[Path], terminal: Terminal) -> None:

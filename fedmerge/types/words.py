@@ -2,6 +2,8 @@
 
 from collections.abc import Sequence
 
+AVERAGE = "element-wise average"  # the merge for which nothing is matched
+
 
 def listed(names: Sequence[str], most: int) -> str:
     """Return names with commas between them, the first `most` of them if they are more.

@@ -13,7 +13,7 @@ from fedmerge.graph import count_parameters
 from fedmerge.training import Evaluation
 from fedmerge.types.plans import Plan
 from fedmerge.types.progress import Progress, silent
-from fedmerge.types.words import percent
+from fedmerge.types.words import AVERAGE, percent
 from fedmerge.workflow.clients import Source, expand_sources, open_clients
 from fedmerge.workflow.evaluate import EvaluationOptions, Judge, count_floats, open_judge
 from fedmerge.workflow.match import merge_prepared
@@ -30,7 +30,7 @@ Kind: TypeAlias = Literal[
 _NAMES: Mapping[Kind, str] = {
     "mean": "mean of the clients",
     "best": "best client",
-    "average": "element-wise average",
+    "average": AVERAGE,
     "ensemble": "ensemble",
     "match": "one-shot match",
 }

@@ -16,6 +16,7 @@ from torch import nn
 from fedmerge.errors import FedmergeError
 from fedmerge.types.arrays import IntArray
 from fedmerge.types.progress import Progress, silent
+from fedmerge.types.words import AVERAGE
 from fedmerge.workflow.load import load_model
 
 CLIENTS = 4
@@ -25,7 +26,7 @@ BATCH = 32
 TEST_SHARE = 0.25
 SEED = 0
 MERGES = {  # what the table calls them → their files
-    "element-wise average": "average.pt",
+    AVERAGE: "average.pt",
     "average, counts": "average-counts.pt",
     "matched, files alone": "files-alone.pt",
     "matched, code and counts": "matched.pt",

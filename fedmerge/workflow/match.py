@@ -85,7 +85,18 @@ def merge_prepared(
 
         return merge_probed(prepared, options, probes, device=device, progress=progress)
     solution = solve(problem_of(prepared, options, device=device), progress)
-    return replace(merge_of(prepared, options, solution), in_place=in_place(solution.matchings))
+    merge = replace(merge_of(prepared, options, solution), in_place=in_place(solution.matchings))
+    if merge.stays_in_place and merge.growth > 1 and _leaves_units_open(prepared, options):
+        average = merge_of(prepared, options, line_up(prepared), is_compared=False)
+        return replace(average, in_place=merge.in_place)
+    return merge
+
+
+def _leaves_units_open(prepared: Prepared, options: MatchOptions) -> bool:
+    """Return whether units may be averaged by their places: the user did not say how to match."""
+    said = (options.preset, options.match_threshold, options.gamma, options.sigma, options.lead)
+    is_said = any(wish is not None for wish in said)
+    return options.method == "fedma" and not is_said and prepared.is_equally_wide
 
 
 def is_probed(

@@ -38,7 +38,7 @@ from fedmerge.workflow.options import (
     options_to_json,
 )
 from fedmerge.workflow.record import FORMAT, GroupEntry, SourceEntry, source_entry
-from fedmerge.workflow.starts import SHARED
+from fedmerge.workflow.starts import NEARLY_ALL, SHARED
 
 if TYPE_CHECKING:
     from fedmerge.workflow.oneshot.quality import Quality
@@ -97,6 +97,11 @@ class Merge:
     def shares_start(self) -> bool:
         """Whether the clients seem to have begun with the same weights."""
         return self.in_place is not None and self.in_place >= SHARED
+
+    @property
+    def stays_in_place(self) -> bool:
+        """Whether units of such clients match at the same places but for a few."""
+        return self.in_place is not None and self.in_place >= NEARLY_ALL
 
     def summary(self) -> dict[str, Any]:
         """Return what a script wants to know of the merge."""

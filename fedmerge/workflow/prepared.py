@@ -52,6 +52,12 @@ class Prepared:
         return self.model is not None or self.clients[0].program is not None
 
     @property
+    def is_equally_wide(self) -> bool:
+        """Whether every group is as wide in all clients."""
+        first, *others = self.client_widths
+        return all(widths == first for widths in others)
+
+    @property
     def kept_parameters(self) -> int:
         """The size of the tensors that are taken from the first client."""
         infos = (self.aligned[0].tensors[name] for name in self.plan.kept)

@@ -8,6 +8,7 @@ from fedmerge.matching import GroupMatching
 
 FEWEST = 16  # matched units from which on it can be told from chance
 SHARED = 0.5  # of them at the same places; of clients trained apart it is one or two of a layer
+NEARLY_ALL = 0.999  # from here on nothing is gained by matching: the average is as good or better
 
 
 def in_place(matchings: Mapping[str, GroupMatching]) -> float | None:

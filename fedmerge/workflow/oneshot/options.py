@@ -23,7 +23,7 @@ class ProbeOptions:
     """Inputs on which clients are compared; None leaves the choice to fedmerge."""
 
     source: Source | None = None
-    data: Path | None = None  # a file of real inputs without labels
+    data: str | Path | None = None  # a file of real inputs without labels
     count: int | None = None
     mean: tuple[float, ...] = _STANDARD[0]  # of noise, one number or one per channel
     std: tuple[float, ...] = _STANDARD[1]
@@ -54,5 +54,5 @@ class ProbeOptions:
     def to_json(self) -> dict[str, Any]:
         """Return the options as the merge record keeps them, files without their folders."""
         prepared = None if self.preparation is None else vars(self.preparation)
-        file = None if self.data is None else self.data.name
+        file = None if self.data is None else Path(self.data).name
         return {**vars(self), "data": file, "preparation": prepared}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
@@ -88,7 +89,7 @@ class ProbeMaker:
     def _read(self) -> Probes:
         assert self.options.data is not None
         found = read_probes(
-            self.options.data,
+            Path(self.options.data),
             count=self.options.count or DEFAULT_COUNT,
             seed=self.seed,
             preparation=self.options.preparation,

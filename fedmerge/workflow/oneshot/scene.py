@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import combinations
@@ -16,6 +16,7 @@ from fedmerge.probing.signatures import normalised, unit_responses
 from fedmerge.types.arrays import FloatArray
 from fedmerge.types.plans import Norm
 from fedmerge.types.progress import Progress, silent
+from fedmerge.types.words import AVERAGE
 from fedmerge.workflow.layers import Problem, Solution, match_groups, solve
 from fedmerge.workflow.merge import Merge
 from fedmerge.workflow.oneshot.agreement import (
@@ -112,6 +113,11 @@ class Scene:
         assert matchings is not None
         return in_place(matchings)
 
+    @property
+    def _shares_start(self) -> bool:
+        """Whether the clients seem to have begun with the same weights."""
+        return self._in_place is not None and self._in_place >= SHARED
+
     @cached_property
     def _alike(self) -> float | None:
         """How often two clients decide alike, in the mean."""
@@ -121,16 +127,16 @@ class Scene:
     def best(self, progress: Progress) -> Merge:
         """Return the best candidate, distilled if asked to, with what is known of its quality."""
         tried = list(self.candidates(progress))
-        chosen = max(tried, key=self._rank)
-        tried += self._distilled(chosen.merge, progress)
-        chosen = max(tried, key=self._rank)
+        undistilled = self._preferred(tried)
+        distilled = list(self._distilled(undistilled.merge, progress))
+        chosen = max([undistilled, *distilled], key=self._rank)
         names = [client.name for client in self.prepared.clients]
         quality = Quality(
             source=self.probes.source,
             samples=len(self.held_out),
             merged=self.agreement(chosen.outputs),
             clients=dict(zip(names, map(self.agreement, self.clients), strict=True)),
-            candidates={c.name: self.agreement(c.outputs) for c in tried},
+            candidates={c.name: self.agreement(c.outputs) for c in (*tried, *distilled)},
             chosen=chosen.name,
             outliers=tuple(names[k] for k in self.outliers),
             dropped=self.dropped,
@@ -140,10 +146,10 @@ class Scene:
 
     def candidates(self, progress: Progress) -> Iterator[Candidate]:
         """Yield ways to merge, the plainest first: the earlier one wins where they are equal."""
-        if self._is_free and self._is_equally_wide:
+        if self._is_free and self.prepared.is_equally_wide:
             stored = self._stored
             plain = merge_of(stored, self.options, line_up(stored), is_compared=False)
-            yield self._candidate("element-wise average", plain)
+            yield self._candidate(AVERAGE, plain)
         matched = self.matched(self.prepared.dials.max_growth, progress)
         for lead in self._leads(matched):
             yield from self.ways(matched, lead, progress)
@@ -156,8 +162,21 @@ class Scene:
         """
         if self.options.lead is not None:
             return (matched.averaging.lead,)
-        shares_start = self._in_place is not None and self._in_place >= SHARED
-        return (None,) if shares_start else (None, self._best_client)
+        return (None,) if self._shares_start else (None, self._best_client)
+
+    def _preferred(self, tried: Sequence[Candidate]) -> Candidate:
+        """Return the candidate that is most alike the ensemble, as a rule.
+
+        The average of clients that began with the same weights may be better than their ensemble,
+        so that being less alike says nothing against it: it is kept where it works, that is where
+        it is as much alike as the best client.
+        """
+        plain = tried[0]
+        if plain.name == AVERAGE and self._shares_start:
+            best = max(self.agreement(own).decisions for own in self.clients)
+            if self.agreement(plain.outputs).decisions >= best:
+                return plain
+        return max(tried, key=self._rank)
 
     def matched(self, growth: float | None, progress: Progress) -> Merge:
         """Return the merge of groups that are matched within a size budget."""
@@ -283,11 +302,6 @@ class Scene:
         is_corrected = options.correct in CORRECTING or is_corrected_on_probes(options)
         is_said = not (options.signature is options.lead is options.merge_units is None)
         return not (is_said or is_corrected)
-
-    @property
-    def _is_equally_wide(self) -> bool:
-        first, *others = self.prepared.client_widths
-        return all(widths == first for widths in others)
 
 
 def _by_class_or_alike(merge: Merge) -> Iterator[tuple[str, Merge]]:

@@ -8,14 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 from fedmerge.report import FrontierPoint, Reference, Score, Scores
 from fedmerge.report.values import ScoreKind
-from fedmerge.types.words import percent
+from fedmerge.types.words import AVERAGE, percent
 
 if TYPE_CHECKING:
     from fedmerge.workflow.compare import Comparison
     from fedmerge.workflow.evaluate import Evaluation
 
 ACCURACY = "accuracy"
-AVERAGE = "element-wise average"  # as the candidate of a one-shot merge is called
 MERGE = "the merge"
 _KINDS: Mapping[str, ScoreKind] = {
     "client": "client",

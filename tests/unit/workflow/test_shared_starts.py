@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -43,6 +45,25 @@ def test_clients_that_share_a_start_are_recognised_and_merge_to_their_average() 
     assert merge.growth == 1
     for name in start:
         np.testing.assert_array_equal(merge.read(name), average.read(name))
+
+
+def test_a_few_units_that_drifted_apart_do_not_widen_it_unless_asked_to(tmp_path: Path) -> None:
+    start, stranger = net(0), net(9)
+    drifted = moved(start, 2, 0.01)
+    for name in ("0.weight", "0.bias"):
+        drifted[name][:3] = 2 * stranger[name][:3]
+    files = [tmp_path / name for name in ("a.pt", "b.pt")]
+    for file, state in zip(files, (moved(start, 1, 0.01), drifted), strict=True):
+        torch.save(state, file)
+    merge = fedmerge.match(files, output=tmp_path / "global.pt")
+    average = fedmerge.match(files, fedmerge.MatchOptions(method="average"))
+    assert merge.shares_start
+    assert merge.growth == 1
+    for name in start:
+        np.testing.assert_array_equal(merge.read(name), average.read(name))
+    assert fedmerge.verify(tmp_path / "global.pt", files).ok
+    asked = fedmerge.match(files, fedmerge.MatchOptions(match_threshold=0.5))
+    assert asked.growth > 1
 
 
 @pytest.mark.parametrize("growth", [1.0, 1.5])

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from fedmerge.errors import ArchitectureError, UsageError
 from fedmerge.types.progress import silent
+from fedmerge.types.words import AVERAGE
 from fedmerge.workflow.clients import open_clients
 from fedmerge.workflow.match import match
 from fedmerge.workflow.merge import Merge
@@ -86,7 +87,7 @@ def accuracy(merge: Merge) -> float:
 )
 def test_an_odd_client_is_told_and_left_out_if_asked_to(kind: str, tmp_path: Path) -> None:
     np.savez(tmp_path / "x.npz", x=digits.images()[0][:100])
-    real = ProbeOptions(data=tmp_path / "x.npz")
+    real = ProbeOptions(data=str(tmp_path / "x.npz"))
     states = [trained(1), trained(2), odd_client(kind), trained(3)]
     found = merged(states, real)
     assert found.quality is not None
@@ -134,6 +135,40 @@ def test_nobody_leads_clients_of_one_start_unless_asked_to() -> None:
     asked = merged(states, lead="client-1")
     assert (alike.shares_start, apart.shares_start) == (True, False)
     assert [led_ways(merge) for merge in (alike, apart, asked)] == [0, 2, 2]
+
+
+def test_the_average_of_one_start_is_kept_though_another_merge_is_more_like_the_ensemble() -> None:
+    states = [tuned(trained(1), 11, 100), tuned(trained(1), 12, 100, shuffled=True)]
+    kept, asked = merged(states), merged(states, merge_units="fit")
+    assert kept.shares_start
+    assert kept.quality is not None
+    assert asked.quality is not None
+    assert kept.quality.chosen == AVERAGE
+    assert kept.quality.merged.rank < kept.quality.candidates["equal clients, fit"].rank
+    average = match(states, MatchOptions(method="average"))
+    for name in average.plan.tensors:
+        np.testing.assert_array_equal(kept.read(name), average.read(name))
+    assert asked.quality.chosen == "equal clients, fit"
+
+
+def test_the_average_of_one_start_is_not_kept_where_a_client_is_more_like_the_ensemble() -> None:
+    states = [rescaled(tuned(trained(1), seed, 20), seed) for seed in (11, 12)]
+    merge = merged(states)
+    assert merge.shares_start
+    assert merge.quality is not None
+    assert merge.quality.chosen == "equal clients, fit"
+    assert accuracy(merge) > accuracy(match(states, MatchOptions(method="average"))) + 0.1
+
+
+def rescaled(state: State, seed: int) -> State:
+    """Return the same function, whose hidden units are larger or smaller than they were."""
+    powers = torch.empty(16).uniform_(-1, 1, generator=torch.Generator().manual_seed(seed))
+    by = 10**powers
+    return state | {
+        "1.weight": state["1.weight"] * by[:, None],
+        "1.bias": state["1.bias"] * by,
+        "3.weight": state["3.weight"] / by,
+    }
 
 
 def led_ways(merge: Merge) -> int:

@@ -121,9 +121,15 @@ CASES: Mapping[str, Recipe] = {
     "character LSTM, 4 roles": Recipe(
         "char_lstm", "shakespeare", 4, 25_000, 0.5, "torch", 15, 0.8, 10, 5.0, 256
     ),
-    "VGG-9 half, 2 clients": Recipe("vgg9_half", "cifar10", 2, 16_000, 0.5, "he", 8, 0.01, 32),
+    **{
+        f"VGG-9 half, 2 clients, {split}": Recipe(
+            "vgg9_half", "cifar10", 2, 16_000, dirichlet, "he", 8, 0.01, 32
+        )
+        for split, dirichlet in SPLITS.items()
+    },
 }
-LENET_BAR, LSTM, VGG = "LeNet, 4 clients, Dir(0.5), He", *list(CASES)[-2:]
+LENET_BAR, LSTM = "LeNet, 4 clients, Dir(0.5), He", "character LSTM, 4 roles"
+VGGS = tuple(case for case in CASES if case.startswith("VGG"))
 
 DEVELOPMENT: Mapping[str, Recipe] = {  # defaults were chosen by these, on training data
     name: replace(recipe, on="validation")
@@ -156,7 +162,7 @@ PARTS: Mapping[str, Sequence[str]] = {  # in the order in which they are run
     "families": tuple(FAMILIES),
     "lenet": (LENET_BAR,),
     "lstm": (LSTM,),
-    "vgg": (VGG,),
+    "vgg": VGGS,
     "lenet-others": tuple(c for c in CASES if c.startswith("LeNet") and c != LENET_BAR),
     "shared": tuple(SHARED),
     "choices": tuple(DEVELOPMENT),
@@ -203,7 +209,7 @@ CHOICES: Mapping[str, Mapping[str, Any]] = {  # other choices than the defaults,
         "batch_norm": "reestimate",
     },
 }
-TRAINED_ON = (LENET_BAR, LSTM, VGG)  # cases that are also distilled
+TRAINED_ON = (LENET_BAR, LSTM, *VGGS)  # cases that are also distilled
 
 
 @dataclass(frozen=True)
@@ -226,7 +232,7 @@ _BARS: Mapping[str, tuple[float | None, float | None]] = {  # with data, without
     "cifar_resnet8_bn": (74.0, 55.0),
     "charrnn_gru_2x100": (None, 2.4),
     LENET_BAR: (94.5, 90.0),
-    VGG: (55.0, 45.0),
+    **dict.fromkeys(VGGS, (55.0, 45.0)),
     LSTM: (None, 33.0),
 }
 _SOURCES: tuple[Source, Source] = ("data", "default")
@@ -238,8 +244,8 @@ BARS: tuple[Bar, ...] = (
         for probes, value in zip(_SOURCES, values, strict=True)
         if value is not None
     ),
-    Bar(VGG, "data", 55.0, DISTILLED),
-    Bar(VGG, "default", 45.0, DISTILLED),
+    *(Bar(case, "data", 55.0, DISTILLED) for case in VGGS),
+    *(Bar(case, "default", 45.0, DISTILLED) for case in VGGS),
     Bar(LSTM, "default", 44.0, DISTILLED),
 )
 

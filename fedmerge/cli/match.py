@@ -152,7 +152,7 @@ def _shared_start(merge: Merge) -> str:
             "(--merge-units fit goes by the ensemble)"
         )
     if merge.quality is None and merge.stays_in_place and merge.growth == 1:
-        return f"{said}, so this is their average, which --match-threshold would refine"
+        return f"{said}, so this is their average (--match-threshold keeps apart what drifted)"
     return said
 
 

@@ -32,6 +32,8 @@ from fedmerge.workflow.oneshot.agreement import (
 from fedmerge.workflow.oneshot.models import Models
 
 BATCH = 64  # samples per step
+MIXTURES = 7  # of every probe with others: that so few are not learnt by heart
+MOST_BYTES = 2**28  # of inputs with their mixtures, beyond which there are fewer of these
 RATE = 1e-3  # Adam's at the start; it falls to 0 along a half cosine
 
 
@@ -114,9 +116,10 @@ class Distiller:
 
     @cached_property
     def _lessons(self) -> Sequence[Lesson]:
-        """All probes in batches, with the ensemble's answers; every client runs once."""
-        device = self.models.device
-        batches = [Probes(batch, self.probes.source) for batch in self.probes.batches(BATCH, "cpu")]
+        """Probes and mixtures in batches, with the ensemble's answers; every client runs once."""
+        device, copies = self.models.device, min(MIXTURES, MOST_BYTES // self.probes.bytes)
+        probes = self.probes.mixed(copies, seed=self.seed)
+        batches = [Probes(batch, probes.source) for batch in probes.batches(BATCH, "cpu")]
         each: list[list[Tensor]] = []
         for number in self.members:
             model = self.models.client(number)

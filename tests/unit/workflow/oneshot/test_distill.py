@@ -12,14 +12,16 @@ import torch
 from torch import Tensor, nn
 
 from fedmerge.errors import ArchitectureError, UsageError
+from fedmerge.probing import Probes
 from fedmerge.types.arrays import Array
 from fedmerge.types.progress import silent
 from fedmerge.workflow.clients import expand_sources, open_clients
 from fedmerge.workflow.match import match
 from fedmerge.workflow.merge import Merge
 from fedmerge.workflow.models import ModelCode
+from fedmerge.workflow.oneshot import distill
 from fedmerge.workflow.oneshot.agreement import answers
-from fedmerge.workflow.oneshot.distill import Distiller, distance, started_from
+from fedmerge.workflow.oneshot.distill import MIXTURES, Distiller, distance, started_from
 from fedmerge.workflow.oneshot.models import Models
 from fedmerge.workflow.oneshot.oneshot import set_scene
 from fedmerge.workflow.oneshot.options import ProbeOptions
@@ -164,6 +166,23 @@ def test_training_comes_closer_to_the_ensemble_from_both_starts(tmp_path: Path) 
         before, after = (scene.agreement(outputs(scene, m)) for m in (start, trained))
         assert after.decisions > before.decisions
         assert after.explained > before.explained
+
+
+def test_the_ensemble_is_asked_about_mixtures_as_far_as_memory_allows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scene = digits_scene(tmp_path)
+    made = distiller(scene, scene.best(silent))
+    count = len(scene.probes)
+    lessons = made._lessons
+    assert sum(len(lesson.wanted) for lesson in lessons) == (1 + MIXTURES) * count
+    inputs = torch.cat([lesson.inputs[0] for lesson in lessons])
+    probes = Probes((inputs,), "data")
+    each = [answers(scene.models.client(k), probes, device="cpu") for k in range(3)]
+    wanted = torch.cat([lesson.wanted for lesson in lessons])
+    torch.testing.assert_close(wanted, torch.stack(each).mean(0), rtol=EXACT, atol=EXACT)
+    monkeypatch.setattr(distill, "MOST_BYTES", scene.probes.bytes // 2)
+    assert sum(len(lesson.wanted) for lesson in replace(made)._lessons) == count
 
 
 def test_no_steps_change_nothing(tmp_path: Path) -> None:

@@ -58,8 +58,12 @@ def data() -> tuple[Data, Data]:
 def trained(own: Data, seed: int, *, steps: int = STEPS) -> nn.Module:
     """Return a perceptron trained on some images."""
     torch.manual_seed(seed)
-    model = digits.build()
-    adam = torch.optim.Adam(model.parameters(), lr=RATE)
+    return taught(digits.build(), own, steps)
+
+
+def taught(model: nn.Module, own: Data, steps: int) -> nn.Module:
+    """Train a model on some images, by batches that are drawn at random."""
+    adam = torch.optim.Adam(model.train().parameters(), lr=RATE)
     for _ in range(steps):
         batch = torch.randint(len(own.x), (BATCH,))
         adam.zero_grad()
@@ -181,10 +185,15 @@ def main() -> None:
     """Print both tables."""
     torch.set_num_threads(1)
     for rows in (class_count_rows(), outlier_rows()):
-        print(_line(header := next(rows)), _line(["---"] * len(header)), sep="\n")
-        for row in rows:
-            print(_line(row), flush=True)
-        print()
+        print_table(rows)
+
+
+def print_table(rows: Iterator[Sequence[str]]) -> None:
+    """Print rows as a Markdown table, each when it is there; the first is the header."""
+    print(_line(header := next(rows)), _line(["---"] * len(header)), sep="\n")
+    for row in rows:
+        print(_line(row), flush=True)
+    print()
 
 
 def _line(cells: Sequence[str]) -> str:

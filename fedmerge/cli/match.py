@@ -22,7 +22,7 @@ from fedmerge.cli.report import also_report, check_also, say_report
 from fedmerge.cli.terminal import Terminal
 from fedmerge.errors import UsageError
 from fedmerge.types.progress import Progress
-from fedmerge.types.words import AVERAGE, percent
+from fedmerge.types.words import AVERAGES, percent
 from fedmerge.workflow.clients import expand_sources, open_clients
 from fedmerge.workflow.devices import choose_device
 from fedmerge.workflow.match import merge_prepared
@@ -146,9 +146,9 @@ def _shared_start(merge: Merge) -> str:
         f"{show.percent(merge.in_place or 0.0)} of the units match at the same places: "
         "the clients seem to have begun with the same weights"
     )
-    if merge.quality is not None and merge.quality.chosen == AVERAGE:
+    if merge.quality is not None and merge.quality.chosen in AVERAGES:
         return (
-            f"{said}. Their average may be better than their ensemble, so it is kept "
+            f"{said}. Then an average may be better than their ensemble, so it is kept "
             "(--merge-units fit goes by the ensemble)"
         )
     if merge.quality is None and merge.stays_in_place and merge.growth == 1:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,12 +11,11 @@ from fedmerge.errors import UsageError
 from fedmerge.types.plans import Plan
 from fedmerge.types.progress import Progress, silent
 from fedmerge.workflow.clients import Source, expand_sources, open_clients
-from fedmerge.workflow.layers import solve
 from fedmerge.workflow.merge import Merge
 from fedmerge.workflow.oneshot.options import ProbeOptions
 from fedmerge.workflow.options import MatchOptions, needs_probes
-from fedmerge.workflow.prepared import Prepared, line_up, merge_of, prepare, problem_of
-from fedmerge.workflow.starts import in_place
+from fedmerge.workflow.prepared import Prepared, line_up, merge_of, prepare
+from fedmerge.workflow.weights import merge_by_weights
 
 if TYPE_CHECKING:
     from fedmerge.workflow.models import ModelCode
@@ -84,19 +82,7 @@ def merge_prepared(
         from fedmerge.workflow.oneshot.oneshot import merge_probed  # files alone do without
 
         return merge_probed(prepared, options, probes, device=device, progress=progress)
-    solution = solve(problem_of(prepared, options, device=device), progress)
-    merge = replace(merge_of(prepared, options, solution), in_place=in_place(solution.matchings))
-    if merge.stays_in_place and merge.growth > 1 and _leaves_units_open(prepared, options):
-        average = merge_of(prepared, options, line_up(prepared), is_compared=False)
-        return replace(average, in_place=merge.in_place)
-    return merge
-
-
-def _leaves_units_open(prepared: Prepared, options: MatchOptions) -> bool:
-    """Return whether units may be averaged by their places: the user did not say how to match."""
-    said = (options.preset, options.match_threshold, options.gamma, options.sigma, options.lead)
-    is_said = any(wish is not None for wish in said)
-    return options.method == "fedma" and not is_said and prepared.is_equally_wide
+    return merge_by_weights(prepared, options, device=device, progress=progress)
 
 
 def is_probed(

@@ -16,7 +16,7 @@ from fedmerge.probing.signatures import normalised, unit_responses
 from fedmerge.types.arrays import FloatArray
 from fedmerge.types.plans import Norm
 from fedmerge.types.progress import Progress, silent
-from fedmerge.types.words import AVERAGE
+from fedmerge.types.words import AVERAGE, AVERAGES, BY_WEIGHTS
 from fedmerge.workflow.layers import Problem, Solution, match_groups, solve
 from fedmerge.workflow.merge import Merge
 from fedmerge.workflow.oneshot.agreement import (
@@ -37,7 +37,7 @@ from fedmerge.workflow.oneshot.steady import own_norms, steady_weights
 from fedmerge.workflow.oneshot.targets import used_once
 from fedmerge.workflow.options import CORRECTING, NO_LEAD, MatchOptions
 from fedmerge.workflow.prepared import Prepared, line_up, merge_of, problem_of
-from fedmerge.workflow.starts import SHARED, in_place
+from fedmerge.workflow.weights import merge_by_weights
 
 HELD_OUT = 0.2  # of the probes: they choose ridges and candidates, and tell the quality
 RESPONSE_SHARE = {"both": 0.9, "activations": 1.0}  # of responses in what units have in common
@@ -106,17 +106,10 @@ class Scene:
         return outliers([torch.cat(pair) for pair in rest])
 
     @cached_property
-    def _in_place(self) -> float | None:
-        """How many units match at the same places by their weights: responses tell less of it."""
-        problem = problem_of(self._stored, self.options, device=self.models.device)
-        matchings = match_groups(problem, problem.limits(1.0), silent)
-        assert matchings is not None
-        return in_place(matchings)
-
-    @property
-    def _shares_start(self) -> bool:
-        """Whether the clients seem to have begun with the same weights."""
-        return self._in_place is not None and self._in_place >= SHARED
+    def _by_weights(self) -> Merge:
+        """The merge of files alone: weights tell best whether clients began with the same ones."""
+        device = self.models.device
+        return merge_by_weights(self._stored, self.options, device=device, progress=silent)
 
     @cached_property
     def _alike(self) -> float | None:
@@ -142,7 +135,7 @@ class Scene:
             dropped=self.dropped,
             alike=self._alike,
         )
-        return replace(chosen.merge, quality=quality, in_place=self._in_place)
+        return replace(chosen.merge, quality=quality, in_place=self._by_weights.in_place)
 
     def candidates(self, progress: Progress) -> Iterator[Candidate]:
         """Yield ways to merge, the plainest first: the earlier one wins where they are equal."""
@@ -150,6 +143,8 @@ class Scene:
             stored = self._stored
             plain = merge_of(stored, self.options, line_up(stored), is_compared=False)
             yield self._candidate(AVERAGE, plain)
+            if self._by_weights.shares_start and not self._by_weights.stays_in_place:
+                yield self._candidate(BY_WEIGHTS, self._by_weights)
         matched = self.matched(self.prepared.dials.max_growth, progress)
         for lead in self._leads(matched):
             yield from self.ways(matched, lead, progress)
@@ -162,20 +157,20 @@ class Scene:
         """
         if self.options.lead is not None:
             return (matched.averaging.lead,)
-        return (None,) if self._shares_start else (None, self._best_client)
+        return (None,) if self._by_weights.shares_start else (None, self._best_client)
 
     def _preferred(self, tried: Sequence[Candidate]) -> Candidate:
         """Return the candidate that is most alike the ensemble, as a rule.
 
-        The average of clients that began with the same weights may be better than their ensemble,
-        so that being less alike says nothing against it: it is kept where it works, that is where
+        Averages of clients that began with the same weights may be better than their ensemble, so
+        that being less alike says nothing against them: one is kept where it works, that is where
         it is as much alike as the best client.
         """
-        plain = tried[0]
-        if plain.name == AVERAGE and self._shares_start:
+        if self._by_weights.shares_start:
             best = max(self.agreement(own).decisions for own in self.clients)
-            if self.agreement(plain.outputs).decisions >= best:
-                return plain
+            for candidate in (c for name in AVERAGES for c in tried if c.name == name):
+                if self.agreement(candidate.outputs).decisions >= best:
+                    return candidate
         return max(tried, key=self._rank)
 
     def matched(self, growth: float | None, progress: Progress) -> Merge:

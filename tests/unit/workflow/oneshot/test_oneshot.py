@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from fedmerge.errors import ArchitectureError, UsageError
 from fedmerge.types.progress import silent
-from fedmerge.types.words import AVERAGE
+from fedmerge.types.words import AVERAGE, BY_WEIGHTS
 from fedmerge.workflow.clients import open_clients
 from fedmerge.workflow.match import match
 from fedmerge.workflow.merge import Merge
@@ -151,8 +151,30 @@ def test_the_average_of_one_start_is_kept_though_another_merge_is_more_like_the_
     assert asked.quality.chosen == "equal clients, fit"
 
 
+def test_clients_of_one_start_of_which_few_units_moved_merge_as_from_files() -> None:
+    one, two, three = (tuned(trained(1), seed, 20) for seed in (11, 12, 13))
+    order = [1, 0, *range(2, 16)]
+    states = [one, two, reordered(three, order)]
+    merge, files = merged(states), match(states)
+    assert merge.quality is not None
+    assert merge.in_place == 1 - 2 / 32
+    assert merge.quality.chosen == BY_WEIGHTS
+    for name in files.plan.tensors:
+        np.testing.assert_array_equal(merge.read(name), files.read(name))
+    average = match(states, MatchOptions(method="average"))
+    assert (merge.read("1.weight") != average.read("1.weight")).any()
+
+
+def reordered(state: State, order: list[int]) -> State:
+    return state | {
+        "1.weight": state["1.weight"][order],
+        "1.bias": state["1.bias"][order],
+        "3.weight": state["3.weight"][:, order],
+    }
+
+
 def test_the_average_of_one_start_is_not_kept_where_a_client_is_more_like_the_ensemble() -> None:
-    states = [rescaled(tuned(trained(1), seed, 20), seed) for seed in (11, 12)]
+    states = [rescaled(tuned(trained(1), seed, 20), seed) for seed in (11, 12, 13)]
     merge = merged(states)
     assert merge.shares_start
     assert merge.quality is not None

@@ -20,6 +20,7 @@ from benchmarks.oneshot_suites import (
     OURS,
     PAPER,
     PARTS,
+    SHARED,
     UNREFINED,
     Source,
     measure_of,
@@ -163,7 +164,7 @@ def _foresight(results: Runs) -> Iterator[str]:
                 for merging, outcome in results.items()
                 if merging.probes == probes
                 and merging.method in METHODS
-                and merging.case not in DEVELOPMENT
+                and merging.case not in (*DEVELOPMENT, *SHARED)
                 and measure_of(merging.case) == "accuracy"
             ]
         )

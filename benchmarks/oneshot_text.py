@@ -78,8 +78,10 @@ The 4 roles that say most, as in [the paper's comparison](paper.md), each alone 
 growth up to 1.5. Accuracy is that of the next character; probes are text that the clients generate.
 """,
     "vgg": """\
-2 clients share 16,000 images by Dir(0.5), He's initial weights, each alone for 8 epochs at a rate
-of 0.01 without augmentation; growth up to 1.5.
+2 clients share 16,000 images, every class by Dir(0.5) or in equal parts, He's initial weights, each
+alone for 8 epochs at a rate of 0.01 without augmentation; growth up to 1.5. The bars do not say
+how images are shared. They come from clients of 57 % in the mean, 61 % at best, and 61.8 % as an
+ensemble; those of equal parts are about as good, those of Dir(0.5) are not.
 """,
     "lenet-others": """\
 As above, for other numbers of clients, for clients with the same share of every class, and for
@@ -107,7 +109,7 @@ fedmerge chooses among ways to merge (the element-wise average; all clients equa
 units averaged or fitted; distilled ones) by how often they decide as the ensemble does on probes
 that were held out. Of seed 0 all were tested here, which fedmerge cannot do. Two candidates count
 as a pair where their accuracies differ by a point or more. Models whose outputs are compared in
-bits are left out.
+bits are left out, and clients that share their initial weights, whose averages are kept.
 """
 
 FOREWARNED = """\

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from fedmerge.workflow.models import ModelCode as ModelCode
     from fedmerge.workflow.oneshot.frontier import Frontier as Frontier
     from fedmerge.workflow.oneshot.frontier import frontier as frontier
+    from fedmerge.workflow.oneshot.options import ProbeOptions as ProbeOptions
     from fedmerge.workflow.options import MatchOptions as MatchOptions
     from fedmerge.workflow.partition import Partition as Partition
     from fedmerge.workflow.partition import PartitionOptions as PartitionOptions
@@ -64,6 +65,7 @@ _HOMES = {
     "PartitionOptions": "workflow.partition",
     "Plan": "types.plans",
     "Preparation": "workflow.retrain.options",
+    "ProbeOptions": "workflow.oneshot.options",
     "ReadOptions": "checkpoint",
     "ReportFile": "workflow.reporting.report",
     "RetrainOptions": "workflow.retrain.options",

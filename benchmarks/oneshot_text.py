@@ -89,9 +89,9 @@ PyTorch's own initial weights.
     "shared": """\
 Every client begins with the same weights, so that units mean the same at the same places and the
 element-wise average is no bad merge already: a match must not make it worse, and none here does.
-Averages that work are [kept](explanation.md#what-clients-do-probes), though fits would be better for
-the CNN with batch norm (91.1 % without data, 91.4 % with inputs): on digits such fits fell up to 11
-points below the average. Growth up to 1.5.
+Averages that work are [kept](explanation.md#what-clients-do-probes), though fits would be better
+for the CNN with batch norm (91.1 % without data, 91.4 % with inputs): on digits such fits fell up
+to 11 points below the average. Growth up to 1.5.
 """,
     "choices": """\
 What other options than the defaults give, one choice at a time: 3 seeds of clients of their own,

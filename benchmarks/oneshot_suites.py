@@ -117,7 +117,6 @@ CASES: Mapping[str, Recipe] = {
         for split in SPLITS
         for start in STARTS
     },
-    "LeNet, 4 clients, Dir(0.5), He, half the images": replace(LENET, samples=5000),
     "character LSTM, 4 roles": Recipe(
         "char_lstm", "shakespeare", 4, 25_000, 0.5, "torch", 15, 0.8, 10, 5.0, 256
     ),

@@ -81,9 +81,14 @@ def agreement(outputs: Tensor, wanted: Tensor) -> Agreement:
     if not torch.isfinite(outputs).all():
         return Agreement(0.0, -torch.inf)
     decisions = float((decisions_of(outputs) == decisions_of(wanted)).float().mean())
-    spread = float((wanted - wanted.mean(0)).square().mean())
+    spread = variance(wanted)
     distance = float((outputs - wanted).square().mean())
     return Agreement(decisions, 1 - distance / spread if spread else float(distance == 0))
+
+
+def variance(outputs: Tensor) -> float:
+    """Return how much outputs (rows, outputs) differ from row to row, in the mean."""
+    return float((outputs - outputs.mean(0)).square().mean())
 
 
 def decisions_of(outputs: Tensor) -> Tensor:

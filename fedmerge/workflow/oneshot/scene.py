@@ -25,6 +25,7 @@ from fedmerge.workflow.oneshot.agreement import (
     answers,
     ensemble_weights,
     mean_answers,
+    variance,
 )
 from fedmerge.workflow.oneshot.correct import Corrector, is_corrected_on_probes
 from fedmerge.workflow.oneshot.curves import Curve, choose_widths, loss_curves
@@ -41,6 +42,7 @@ from fedmerge.workflow.weights import merge_by_weights
 
 HELD_OUT = 0.2  # of the probes: they choose ridges and candidates, and tell the quality
 RESPONSE_SHARE = {"both": 0.9, "activations": 1.0}  # of responses in what units have in common
+FACTOR = 2.0  # by which an average's outputs may spread less or more than the ensemble's
 THRESHOLD = 0.95  # correlation from which units are merged though the budget would keep them
 
 
@@ -163,15 +165,27 @@ class Scene:
         """Return the candidate that is most alike the ensemble, as a rule.
 
         Averages of clients that began with the same weights may be better than their ensemble, so
-        that being less alike says nothing against them: one is kept where it works, that is where
-        it is as much alike as the best client.
+        that being less alike says nothing against them: one is kept where it works.
         """
         if self._by_weights.shares_start:
-            best = max(self.agreement(own).decisions for own in self.clients)
             for candidate in (c for name in AVERAGES for c in tried if c.name == name):
-                if self.agreement(candidate.outputs).decisions >= best:
+                if self._works(candidate):
                     return candidate
         return max(tried, key=self._rank)
+
+    def _works(self, average: Candidate) -> bool:
+        """Return whether what clients learnt can be averaged.
+
+        It can where the average is as much alike the ensemble as the best client is. Where all
+        units are still in place, it is enough that weights did not cancel out, as outputs that
+        hardly differ from input to input would tell.
+        """
+        best = max(self.agreement(own).decisions for own in self.clients)
+        if self.agreement(average.outputs).decisions >= best:
+            return True
+        usual = variance(self.ensemble)
+        spreads_alike = usual / FACTOR**2 <= variance(average.outputs) <= usual * FACTOR**2
+        return self._by_weights.stays_in_place and spreads_alike
 
     def matched(self, growth: float | None, progress: Progress) -> Merge:
         """Return the merge of groups that are matched within a size budget."""

@@ -23,6 +23,7 @@ from fedmerge.workflow.models import ModelCode
 from fedmerge.workflow.oneshot.models import Models
 from fedmerge.workflow.oneshot.oneshot import set_scene
 from fedmerge.workflow.oneshot.options import ProbeOptions
+from fedmerge.workflow.oneshot.scene import Candidate, Scene
 from fedmerge.workflow.options import MatchOptions
 from fedmerge.workflow.prepared import prepare
 from fedmerge.workflow.verify import verify
@@ -171,6 +172,29 @@ def reordered(state: State, order: list[int]) -> State:
         "1.bias": state["1.bias"][order],
         "3.weight": state["3.weight"][:, order],
     }
+
+
+@pytest.mark.parametrize(("scale", "is_kept"), [(1.0, True), (0.4, False), (3.0, False)])
+def test_an_average_in_place_is_kept_unless_its_outputs_shrank(
+    scale: float, is_kept: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usual = Scene._candidate
+
+    def candidate(scene: Scene, name: str, merge: Merge) -> Candidate:
+        found = usual(scene, name, merge)
+        return replace(found, outputs=scale * found.outputs) if name == AVERAGE else found
+
+    monkeypatch.setattr(Scene, "_candidate", candidate)
+    loud = tuned(trained(1), 13, 300, shuffled=True)
+    loud |= {name: 8 * loud[name] for name in ("3.weight", "3.bias")}
+    states = [tuned(trained(1), seed, 20) for seed in (11, 12)]
+    merge = merged([*states, loud])
+    assert merge.quality is not None
+    average, best = merge.quality.candidates[AVERAGE], merge.quality.best_client
+    assert merge.stays_in_place
+    assert average.decisions < merge.quality.clients[best].decisions  # the ensemble is one client
+    assert (merge.quality.chosen == AVERAGE) == is_kept
+    assert (accuracy(merge) > 0.4) == is_kept  # and that one is wrong
 
 
 def test_the_average_of_one_start_is_not_kept_where_a_client_is_more_like_the_ensemble() -> None:

@@ -69,8 +69,10 @@ def run(given: Mapping[str, Any], terminal: Terminal) -> None:
     if found is not None:
         show_frontier(found, given["frontier_plot"], terminal)
     _show_merge(merge, output, terminal)
-    terminal.line(_verdict(merge, output, given))
-    _say_how_to_check(output, _as_given(given["clients"], paths), terminal)
+    is_whole = len(merge.clients) == len(paths)
+    given_clients = given["clients"] if is_whole else _files(merge)
+    terminal.line(_verdict(merge, output, given_clients, given["model"]))
+    _say_how_to_check(output, _as_given(given_clients, _files(merge)), terminal)
     say_report(page, terminal)
 
 
@@ -147,8 +149,9 @@ def _shared_start(merge: Merge) -> str:
         "the clients seem to have begun with the same weights"
     )
     if merge.quality is not None and merge.quality.chosen in AVERAGES:
+        kept = merge.quality.chosen
         return (
-            f"{said}. Then an average may be better than their ensemble, so it is kept "
+            f"{said}. Then averages may be better than their ensemble, so this one is kept: {kept} "
             "(--merge-units fit goes by the ensemble)"
         )
     if merge.quality is None and merge.stays_in_place and merge.growth == 1:
@@ -160,6 +163,11 @@ def _say_how_to_check(output: Path, clients: Sequence[Path], terminal: Terminal)
     """Name what was written, and end with a command that checks it."""
     terminal.line(f"wrote {written(output)}; check it with:")
     terminal.line(shlex.join(["fedmerge", "verify", *map(as_argument, [output, *clients])]))
+
+
+def _files(merge: Merge) -> list[Path]:
+    """Return the files of the clients that were merged, which are not those that were left out."""
+    return [client.path for client in merge.clients if client.path is not None]
 
 
 def _as_given(clients: Sequence[Path], paths: Sequence[Path]) -> Sequence[Path]:
@@ -204,26 +212,33 @@ def ways_to_load(merge: Merge, output: Path) -> list[str]:
     ]
     if not wider:
         return []
+    load = f'load it with fedmerge.load_model(build, "{output}")'
+    is_free = merge.options.method == "fedma"
     return [
         f"wider than the clients: {', '.join(wider)}",
-        f'load it with fedmerge.load_model(build, "{output}"), or keep the widths '
-        "with --max-growth 1",
+        f"{load}, or keep the widths with --max-growth 1" if is_free else load,
     ]
 
 
-def _verdict(merge: Merge, output: Path, given: Mapping[str, Any]) -> str:
+def _verdict(merge: Merge, output: Path, clients: Sequence[Path], model: str | None) -> str:
     """Say in one line how good the merge is, as far as it is known, and how to measure it."""
-    clients = [as_argument(Path(path)) for path in given["clients"]]
-    files = [*clients, "--global", as_argument(output), "--model", given["model"] or "M"]
+    files = [
+        *map(as_argument, map(Path, clients)),
+        "--global",
+        as_argument(output),
+        "--model",
+        model or "M",
+    ]
     measure = f"measure it: {shlex.join(['fedmerge', 'compare', *files])} --data FILE"
     found = merge.quality
     if found is None:
         return f"quality: unknown without data; {measure}"
-    best = found.best_client
+    ranked = sorted(found.clients.items(), key=lambda own: own[1].rank, reverse=True)
+    alone = [f"{percent(own.decisions)} ({name})" for name, own in ranked]
     return (
         f"quality: decides as the ensemble does on {percent(found.merged.decisions)} of "
-        f"{found.samples} held-out probes ({found.source}), the best client ({best}) on "
-        f"{percent(found.clients[best].decisions)}; a prediction, {measure}"
+        f"{found.samples} held-out probes ({found.source}), the clients alone on "
+        f"{show.listed(alone, show.MOST_LISTED)}; a prediction, {measure}"
     )
 
 

@@ -20,6 +20,7 @@ from fedmerge.types.progress import Progress, silent
 
 Build: TypeAlias = Callable[[], nn.Module]
 
+SYNTHETIC = "synthetic"  # the source of such inputs
 FEW = 2  # samples on which it is seen what a model returns
 
 _HINT = "use noise (--probe noise) or real inputs without labels (--probe-data FILE)"
@@ -79,7 +80,7 @@ def synthetic_probes(
                         chunk.ascend(model, own_steps)
         progress("synthetic inputs", min((turn + 1) * ascent.stint, steps), steps)
     made = zip(*(chunk.inputs() for chunk in chunks), strict=True)
-    return Probes(tuple(torch.cat(parts).cpu() for parts in made), "synthetic")
+    return Probes(tuple(torch.cat(parts).cpu() for parts in made), SYNTHETIC)
 
 
 def draw_targets(samples: int, classes: int, least_confidence: float, *, seed: int) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 import numpy as np
@@ -51,6 +52,9 @@ def test_the_quality_is_in_the_json_the_text_and_the_record(
     text = cli.done("match", *clients, *MODEL, *FEW, "-o", output, "--force")
     (line,) = quality_lines(text)
     assert f"{percent(found['agreement']['decisions'])} of 12 held-out probes (noise)" in line
+    assert all(
+        f"{percent(own['decisions'])} ({name})" in line for name, own in found["clients"].items()
+    )
     assert f"chosen of {len(found['candidates'])}: {found['chosen']}" in text.out
 
 
@@ -117,6 +121,9 @@ def test_every_option_is_obeyed_and_recorded(
         (("--probe", "noise", "--probe-data", "x.npz"), "exclude each other"),
         (("--probe-count", "3"), "--probe-count is 3, expected at least 10"),
         (("--probe-std", "0"), "--probe-std has to be above 0"),
+        (("--probe-mean", "nan"), "--probe-mean and --probe-std have to be finite"),
+        (("--probe-std", "inf"), "--probe-mean and --probe-std have to be finite"),
+        (("--probe-data", "x.npz", "--probe-std", "2"), "are for noise, not for --probe-data"),
         (("--probe-mean", "a"), "--probe-mean is 'a', expected numbers"),
         (("--probe-mean", "1,2,3"), "--probe-mean has 3 numbers"),
         (("--probe", "none", "--probe-count", "50"), "--probe none takes no other options"),
@@ -241,7 +248,11 @@ def test_a_client_that_is_odd_is_reported_and_left_out_if_asked_to(
     record = record_of(output)
     assert record["quality"]["dropped"] == ["odd"]
     assert [source["name"] for source in record["sources"]] == ["c1", "c2", "c3"]
-    assert cli.done("verify", output, *clients, "--json").json["ok"]
+    told = cli.done(*given, "--drop-outliers", "-o", output, "--force").out
+    *_, command = told.splitlines()
+    assert shlex.split(command)[:2] == ["fedmerge", "verify"]
+    assert cli.done(*shlex.split(command)[1:], "--json").json["ok"]
+    assert str(odd) not in told
 
 
 def test_a_merge_that_is_predicted_worse_than_a_client_is_warned_of(

@@ -54,8 +54,10 @@ def _asked(
     models: Models, options: MatchOptions, probing: ProbeOptions, progress: Progress
 ) -> Scene:
     """Let the clients answer probes; those that are to be left out for their answers are."""
-    probes = ProbeMaker(models, probing, options.seed).probes(progress)
-    scene = Scene.on(models, options, probes)
+    maker = ProbeMaker(models, probing, options.seed)
+    probes = maker.probes(progress)
+    neutral = maker.neutral(probes)
+    scene = Scene.on(models, options, probes, neutral)
     if not (options.drop_outliers and scene.outliers):
         return scene
     clients, model = models.prepared.clients, models.prepared.model
@@ -65,7 +67,7 @@ def _asked(
     rest = prepare(kept, options, plan=models.prepared.plan, model=model)
     graph = None if model is not None else models.program  # of a client that may be left out
     left = Models(rest, model, models.device, graph)
-    return replace(Scene.on(left, options, probes), dropped=dropped)
+    return replace(Scene.on(left, options, probes, neutral), dropped=dropped)
 
 
 def described(merge: Merge, probing: ProbeOptions) -> Merge:

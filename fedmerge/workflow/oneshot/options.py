@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
@@ -34,8 +35,12 @@ class ProbeOptions:
             raise UsageError(f"--probe is {self.source!r}, expected noise, synthetic or none")
         if self.data is not None and self.source is not None:
             raise UsageError("--probe-data and --probe exclude each other")
+        if self.data is not None and (self.mean, self.std) != _STANDARD:
+            raise UsageError("--probe-mean and --probe-std are for noise, not for --probe-data")
         if self.count is not None and self.count < FEWEST:
             raise UsageError(f"--probe-count is {self.count}, expected at least {FEWEST}")
+        if not all(map(math.isfinite, (*self.mean, *self.std))):
+            raise UsageError("--probe-mean and --probe-std have to be finite")
         if any(deviation <= 0 for deviation in self.std):
             raise UsageError("--probe-std has to be above 0")
         if self.source == "none" and self._says_more:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from fedmerge.errors import ArchitectureError, UsageError
 from fedmerge.graph.model import ExportedProgram, program_inputs
 from fedmerge.probing import (
+    SYNTHETIC,
     Probes,
     generated_probes,
     is_language_model,
@@ -50,6 +51,10 @@ class ProbeMaker:
         ):
             return self._noise(self.count)
         return self._synthetic(progress)
+
+    def neutral(self, probes: Probes) -> Probes:
+        """Return inputs that no client had a hand in: of those that a bad one made, all are bad."""
+        return self._noise(self.count) if SYNTHETIC in probes.source else probes
 
     @cached_property
     def like(self) -> tuple[Tensor, ...]:

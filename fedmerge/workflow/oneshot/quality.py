@@ -75,7 +75,9 @@ class Quality:
             f"its outputs, {self.best_client} {percent(best.decisions)} "
             f"and {percent(best.explained)}"
         )
-        if (self.merged.decisions, self.merged.explained + NOTICEABLE) < best.rank:
+        if not math.isfinite(self.merged.explained):
+            yield f"the merge is useless: its outputs on {self.source} probes are not finite"
+        elif (self.merged.decisions, self.merged.explained + NOTICEABLE) < best.rank:
             yield f"the merge is predicted to be worse than client {self.best_client}: {compared}"
         elif self._may_be_worse:
             doubt = (

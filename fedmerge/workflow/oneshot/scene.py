@@ -63,16 +63,19 @@ class Scene:
     options: MatchOptions
     probes: Probes
     held_out: Probes
+    neutral: Probes  # inputs that no client had a hand in, to tell which one is unlike the others
     clients: tuple[Tensor, ...]  # every client's outputs on the held-out probes
     dropped: tuple[str, ...] = ()  # clients that were left out for their answers
 
     @classmethod
-    def on(cls, models: Models, options: MatchOptions, probes: Probes) -> Scene:
-        """Let every client answer the held-out part of the probes."""
+    def on(
+        cls, models: Models, options: MatchOptions, probes: Probes, neutral: Probes | None = None
+    ) -> Scene:
+        """Let every client answer the held-out part of the probes, which are neutral by default."""
         kept, held_out = probes.split(int(HELD_OUT * len(probes)), seed=options.seed)
         numbers = range(len(models.prepared.clients))
         each = (answers(models.client(k), held_out, device=models.device) for k in numbers)
-        return cls(models, options, kept, held_out, tuple(each))
+        return cls(models, options, kept, held_out, neutral or probes, tuple(each))
 
     @property
     def prepared(self) -> Prepared:
@@ -99,13 +102,12 @@ class Scene:
 
     @cached_property
     def outliers(self) -> list[int]:
-        """The clients that answer unlike the others, on all probes: these tell more than a few."""
-        if len(self.clients) < FEWEST:
+        """The clients that answer unlike the others."""
+        numbers, models = range(len(self.clients)), self.models
+        if len(numbers) < FEWEST:
             return []
-        models = self.models
-        each = enumerate(self.clients)
-        rest = ((answers(models.client(k), self.probes, device=models.device), o) for k, o in each)
-        return outliers([torch.cat(pair) for pair in rest])
+        each = (answers(models.client(k), self.neutral, device=models.device) for k in numbers)
+        return outliers(list(each))
 
     @cached_property
     def _by_weights(self) -> Merge:

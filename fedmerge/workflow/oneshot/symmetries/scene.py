@@ -52,8 +52,9 @@ def made_alike(scene: Scene) -> Scene:
     models = alike.rewritten()
     if models is None or not _answers_are_same(scene, models):
         return scene
-    fields = {name: getattr(scene, name) for name in ("options", "probes", "held_out", "clients")}
-    return AlikeScene(models=models, **fields, dropped=scene.dropped, plain=scene, alike=alike)
+    kept = ("options", "probes", "held_out", "neutral", "clients", "dropped")
+    fields = {name: getattr(scene, name) for name in kept}
+    return AlikeScene(models=models, **fields, plain=scene, alike=alike)
 
 
 def _answers_are_same(scene: Scene, models: Models) -> bool:

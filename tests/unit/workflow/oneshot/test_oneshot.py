@@ -104,6 +104,29 @@ def test_an_odd_client_is_told_and_left_out_if_asked_to(kind: str, tmp_path: Pat
     assert accuracy(rest) > 0.75
 
 
+@pytest.mark.parametrize("kind", ["untrained", "of another task"])
+def test_an_odd_client_is_found_on_inputs_that_it_had_no_hand_in(kind: str) -> None:
+    made_up = ProbeOptions(count=400, mean=NOISE.mean, std=NOISE.std)  # by all clients
+    found = merged([trained(1), trained(2), odd_client(kind), trained(3)], made_up)
+    assert found.quality is not None
+    assert "synthetic" in found.quality.source
+    assert found.quality.outliers == ("client-3",)
+    others = merged([trained(1), trained(2), trained(3), trained(5)], made_up)
+    assert others.quality is not None
+    assert others.quality.outliers == ()
+
+
+def test_a_merge_that_is_no_number_is_called_useless() -> None:
+    huge = scaled(trained(3), 1e25)
+    merge = merged([trained(1), trained(2), huge], merge_units="mean", lead="none")
+    assert merge.quality is not None
+    [said] = [text for text in merge.warnings if text.startswith("the merge")]
+    assert "useless" in said
+    assert "inf" not in said.replace("finite", "")
+    fine = merged([trained(1), trained(2)], merge_units="mean", lead="none")
+    assert not any("useless" in text for text in fine.warnings)
+
+
 def test_among_equals_nobody_is_odd(tmp_path: Path) -> None:
     np.savez(tmp_path / "x.npz", x=digits.images()[0][:100])
     states = [trained(1), trained(2), trained(3), trained(5)]

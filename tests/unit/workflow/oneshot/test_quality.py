@@ -33,7 +33,6 @@ def quality(merged: Agreement, **changes: Any) -> Quality:
         (0.95, 0.1, False),  # decisions count first
         (0.9, 0.5, True),
         (0.85, 0.99, True),
-        (0.0, float("-inf"), True),
     ],
 )
 def test_a_merge_below_its_best_client_is_warned_of(
@@ -45,6 +44,11 @@ def test_a_merge_below_its_best_client_is_warned_of(
         assert "predicted to be worse than client b: on 200 data probes" in found[0]
         assert f"{100 * decisions:.1f} %" in found[0]
         assert "b 90.0 % and 60.0 %" in found[0]
+
+
+def test_a_merge_without_finite_outputs_is_called_useless() -> None:
+    (said,) = quality(Agreement(0.0, float("-inf"))).warnings()
+    assert said == "the merge is useless: its outputs on data probes are not finite"
 
 
 def test_outliers_and_dropped_clients_are_named() -> None:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 AVERAGE = "element-wise average"  # the merge for which nothing is matched
 BY_WEIGHTS = "matched by weights"  # the merge for which nothing is run
-AVERAGES = (BY_WEIGHTS, AVERAGE)  # of clients that share their initial weights, the better first
+AVERAGES = (AVERAGE, BY_WEIGHTS)  # of clients that share their initial weights
 
 
 def listed(names: Sequence[str], most: int) -> str:

@@ -167,13 +167,12 @@ class Scene:
         """Return the candidate that is most alike the ensemble, as a rule.
 
         Averages of clients that began with the same weights may be better than their ensemble, so
-        that being less alike says nothing against them: one is kept where it works.
+        that being less alike says nothing against them: the better one is kept where it works.
         """
+        working = []
         if self._by_weights.shares_start:
-            for candidate in (c for name in AVERAGES for c in tried if c.name == name):
-                if self._works(candidate):
-                    return candidate
-        return max(tried, key=self._rank)
+            working = [c for c in tried if c.name in AVERAGES and self._works(c)]
+        return max(working or tried, key=self._rank)
 
     def _works(self, average: Candidate) -> bool:
         """Return whether what clients learnt can be averaged.

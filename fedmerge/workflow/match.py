@@ -92,7 +92,7 @@ def is_probed(
 
     Wishes are what else only clients that are run can fulfil.
     """
-    wished = [*wishes, *needs_probes(options), *(["probes"] if probes.is_asked_for else [])]
+    wished = [*wishes, *needs_probes(options), *probes.asked_for]
     if wished and not prepared.can_run:
         raise UsageError(
             f"{wished[0]}: the clients have to be run for it",

@@ -162,6 +162,9 @@ def test_misuse_is_refused(
     [
         FEW,
         ("--probe-count", "50"),
+        ("--probe-mean", "0.5"),
+        ("--probe-std", "2"),
+        ("--probe-data", "x.npz"),
         ("--merge-units", "fit"),
         ("--signature", "both"),
         ("--correct", "moments"),
@@ -171,7 +174,7 @@ def test_misuse_is_refused(
 def test_probes_need_a_model_that_can_be_run(
     given: tuple[str, ...], cli: Cli, clients: list[Path], tmp_path: Path
 ) -> None:
-    says = ["the clients have to be run for it", "--model, or a .pt2 file"]
+    says = [f"{given[0]}: the clients have to be run for it", "--model, or a .pt2 file"]
     cli.refused("match", *clients, *given, "-o", tmp_path / "out.pt", code=2, says=says)
 
 

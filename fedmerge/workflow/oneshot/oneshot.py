@@ -36,7 +36,7 @@ def merge_probed(
     except UsageError:
         raise
     except Exception as error:  # the user's code may raise anything
-        if probing.is_asked_for or needs_probes(options):
+        if probing.asked_for or needs_probes(options):
             raise refusal(error) from error
         return _by_weights(prepared, options, error, device=device, progress=progress)
     return described(scene.best(progress), probing)

@@ -43,18 +43,20 @@ class ProbeOptions:
             raise UsageError("--probe-mean and --probe-std have to be finite")
         if any(deviation <= 0 for deviation in self.std):
             raise UsageError("--probe-std has to be above 0")
-        if self.source == "none" and self._says_more:
+        if self.source == "none" and self.asked_for:
             raise UsageError("--probe none takes no other options of probes")
 
     @property
-    def _says_more(self) -> bool:
-        """Whether the user described probes."""
-        return (self.data, self.count, self.mean, self.std) != (None, None, *_STANDARD)
-
-    @property
-    def is_asked_for(self) -> bool:
-        """Whether the user said anything about probes that needs a model which can be run."""
-        return self.source in ("noise", "synthetic") or self._says_more
+    def asked_for(self) -> tuple[str, ...]:
+        """What the user said, as the command line calls it, that needs a model which can be run."""
+        said = {
+            "--probe": self.source in ("noise", "synthetic"),
+            "--probe-data": self.data is not None,
+            "--probe-count": self.count is not None,
+            "--probe-mean": self.mean != _STANDARD[0],
+            "--probe-std": self.std != _STANDARD[1],
+        }
+        return tuple(name for name, is_said in said.items() if is_said)
 
     def to_json(self) -> dict[str, Any]:
         """Return the options as the merge record keeps them, files without their folders."""

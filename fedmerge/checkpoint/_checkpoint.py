@@ -58,6 +58,11 @@ class Checkpoint:
             self._finite.add(name)
         return tensor
 
+    def is_finite(self) -> bool:
+        """Return whether no tensor has NaN or infinities; all are read for it."""
+        floats = (name for name, info in self.tensors.items() if info.is_float)
+        return not any(any(non_finite(self._load(name))) for name in floats)
+
     def renamed(self, name: str) -> "Checkpoint":
         """Return the same checkpoint under another client's name."""
         return replace(self, name=name)

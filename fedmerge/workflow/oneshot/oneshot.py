@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from fedmerge.errors import ArchitectureError, FedmergeError, UsageError
@@ -16,6 +17,8 @@ from fedmerge.workflow.oneshot.symmetries.rewritten import settled, stored
 from fedmerge.workflow.oneshot.symmetries.scene import made_alike
 from fedmerge.workflow.options import MatchOptions, needs_probes, without_clients
 from fedmerge.workflow.prepared import Prepared, merge_of, prepare, problem_of
+
+FEWEST_CLIENTS = 2  # that there is something to be merged of
 
 
 def merge_probed(
@@ -54,20 +57,34 @@ def _asked(
     models: Models, options: MatchOptions, probing: ProbeOptions, progress: Progress
 ) -> Scene:
     """Let the clients answer probes; those that are to be left out for their answers are."""
+    diverged: list[str] = []
+    if options.drop_outliers:
+        diverged = [client.name for client in models.prepared.clients if not client.is_finite()]
+        models, options = _without(models, options, diverged)
     maker = ProbeMaker(models, probing, options.seed)
     probes = maker.probes(progress)
     neutral = maker.neutral(probes)
     scene = Scene.on(models, options, probes, neutral)
-    if not (options.drop_outliers and scene.outliers):
-        return scene
-    clients, model = models.prepared.clients, models.prepared.model
-    kept = [c for k, c in enumerate(clients) if k not in scene.outliers]
-    dropped = tuple(clients[k].name for k in scene.outliers)
+    odd = [models.prepared.clients[k].name for k in scene.outliers if options.drop_outliers]
+    if odd:
+        scene = Scene.on(*_without(models, options, odd), probes, neutral)
+    return replace(scene, dropped=(*diverged, *odd))
+
+
+def _without(
+    models: Models, options: MatchOptions, dropped: Sequence[str]
+) -> tuple[Models, MatchOptions]:
+    """Return what is left of clients and options without some clients."""
+    if not dropped:
+        return models, options
+    prepared, model = models.prepared, models.prepared.model
+    kept = [client for client in prepared.clients if client.name not in dropped]
+    if len(kept) < FEWEST_CLIENTS:
+        raise UsageError(f"--drop-outliers leaves fewer than {FEWEST_CLIENTS} clients")
     options = without_clients(options, dropped)
-    rest = prepare(kept, options, plan=models.prepared.plan, model=model)
+    rest = prepare(kept, options, plan=prepared.plan, model=model)
     graph = None if model is not None else models.program  # of a client that may be left out
-    left = Models(rest, model, models.device, graph)
-    return replace(Scene.on(left, options, probes, neutral), dropped=dropped)
+    return Models(rest, model, models.device, graph), options
 
 
 def described(merge: Merge, probing: ProbeOptions) -> Merge:

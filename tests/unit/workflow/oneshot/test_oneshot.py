@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedmerge.errors import ArchitectureError, UsageError
+from fedmerge.errors import ArchitectureError, CheckpointError, UsageError
 from fedmerge.types.progress import silent
 from fedmerge.types.words import AVERAGE, BY_WEIGHTS
 from fedmerge.workflow.clients import open_clients
@@ -134,6 +134,23 @@ def test_among_equals_nobody_is_odd(tmp_path: Path) -> None:
     assert merge.quality is not None
     assert merge.quality.outliers == merge.quality.dropped == ()
     assert len(merge.clients) == 4
+
+
+@pytest.mark.parametrize("place", [0, 2])
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+def test_clients_without_finite_weights_are_left_out_if_asked_to(place: int, value: float) -> None:
+    states = [trained(1), trained(2)]
+    states.insert(place, trained(3) | {"3.bias": torch.full((10,), value)})
+    name = f"client-{place + 1}"
+    with pytest.raises(CheckpointError, match=f"{name}: '3.bias' has 10"):
+        merged(states)
+    merge = merged(states, drop_outliers=True)
+    assert merge.quality is not None
+    assert merge.quality.dropped == (name,)
+    assert name not in [client.name for client in merge.clients]
+    assert all(np.isfinite(merge.read(tensor)).all() for tensor in merge.plan.tensors)
+    with pytest.raises(UsageError, match="leaves fewer than 2 clients"):
+        merged([states[1], states[place]], drop_outliers=True)
 
 
 def test_a_lead_is_not_left_out_silently(tmp_path: Path) -> None:

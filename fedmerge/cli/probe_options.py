@@ -112,7 +112,9 @@ SYMMETRIES = flag(
     "--symmetries/--no-symmetries",
     default=True,
 )
-DROP_OUTLIERS = flag("drop_outliers", _PROBES, "Leave out clients that answer unlike the others.")
+DROP_OUTLIERS = flag(
+    "drop_outliers", _PROBES, "Leave out clients that answer unlike the others, or hold NaN."
+)
 
 PROBES = (PROBE, PROBE_DATA, PROBE_COUNT, PROBE_MEAN, PROBE_STD)
 PROBE_PIXELS = (PROBE_NORMALIZE, PROBE_CHANNELS_LAST)

@@ -53,8 +53,8 @@ def fitted_to(more: More) -> Iterator[None]:
     """Let merges be fitted to other probes; what is held out stays."""
     usual = Scene.on
 
-    def on(models: Models, options: MatchOptions, probes: Probes) -> Scene:
-        scene = usual(models, options, probes)
+    def on(models: Models, options: MatchOptions, probes: Probes, neutral: Probes) -> Scene:
+        scene = usual(models, options, probes, neutral)
         return replace(scene, probes=more(scene))
 
     with patch.object(Scene, "on", on):

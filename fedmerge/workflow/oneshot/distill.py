@@ -28,6 +28,7 @@ from fedmerge.workflow.oneshot.agreement import (
     compared_rows,
     ensemble_weights,
     mean_answers,
+    variance,
 )
 from fedmerge.workflow.oneshot.models import Models
 
@@ -138,7 +139,7 @@ class Distiller:
     def _spread(self) -> float:
         """The variance of what the ensemble answers."""
         every = torch.cat([lesson.wanted for lesson in self._lessons])
-        return float((every - every.mean(0)).square().mean()) or 1.0
+        return variance(every) or 1.0
 
 
 def distance(outputs: Tensor, wanted: Tensor, *, spread: float) -> Tensor:

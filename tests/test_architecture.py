@@ -11,20 +11,21 @@ PACKAGE = Path(__file__).parent.parent / "fedmerge"
 ALLOWED = {
     "errors": set(),
     "types": {"errors"},
+    "decoding": {"errors"},
     "references": {"errors"},
-    "checkpoint": {"types", "errors"},
-    "graph": {"references", "types", "errors"},
+    "checkpoint": {"decoding", "types", "errors"},
+    "graph": {"decoding", "references", "types", "errors"},
     "matching": {"types", "errors"},
     "units": {"types", "errors"},
-    "training": {"references", "types", "errors"},
+    "training": {"decoding", "references", "types", "errors"},
     "engines": {"types", "errors"},
     "report": {"types", "errors"},  # values to a page; workflow fills them
     "probing": {"graph", "training", "types", "errors"},  # runs models on inputs read from files
     "workflow": {
         *("checkpoint", "graph", "matching", "units", "training", "engines", "probing"),
-        *("report", "references", "types", "errors", "__init__"),
+        *("report", "decoding", "references", "types", "errors", "__init__"),
     },
-    "cli": {"workflow", "checkpoint", "graph", "types", "errors", "__init__"},
+    "cli": {"workflow", "checkpoint", "graph", "decoding", "types", "errors", "__init__"},
     "__main__": {"cli"},
     "__init__": {"workflow", "checkpoint", "types", "errors"},
 }

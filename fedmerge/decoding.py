@@ -1,0 +1,132 @@
+"""From text to values: the one decoder of everything in a file that is no tensor.
+
+Size, number of parts and depth are checked before a text is parsed, the schema while it is. What
+is wrong with a text is an error of the caller's choice, never an exception of a library.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+
+import msgspec
+
+from fedmerge.errors import FedmergeError
+
+if TYPE_CHECKING:
+    from yaml import Event
+
+Fail: TypeAlias = Callable[[str], FedmergeError]  # from the reason, without a file's name
+_Value = TypeVar("_Value")
+
+LARGEST_TEXT = 100_000_000  # bytes, as the header of a safetensors file
+MOST_PARTS = 2_000_000  # strings, lists and objects; each fills up to 64 bytes of memory and more
+LARGEST_YAML = 256_000  # bytes: its parser takes a hundred times as long as that of JSON
+DEEPEST = 64  # lists and objects within each other
+_LONGEST_REASON = 160  # characters
+_MALFORMED = (msgspec.MsgspecError, ValueError, TypeError, OverflowError, RecursionError)
+
+
+def decode_json(content: bytes | str, kind: type[_Value], *, fail: Fail) -> _Value:
+    """Return the value of a type that JSON describes; raise what `fail` makes of the reason.
+
+    >>> decode_json('{"a": [1, 2]}', dict[str, list[int]], fail=FedmergeError)
+    {'a': [1, 2]}
+    >>> decode_json('{"a": [1, "b"]}', dict[str, list[int]], fail=FedmergeError)
+    Traceback (most recent call last):
+    fedmerge.errors.FedmergeError: Expected `int`, got `str` - at `$[...][1]`
+    """
+    try:
+        text = content.encode() if isinstance(content, str) else content
+        _check_size(text)
+        value = msgspec.json.decode(text, type=kind)
+        check_depth(value)
+    except _MALFORMED as error:
+        raise fail(_reason(error)) from error
+    return value
+
+
+def decode_yaml(text: str, kind: type[_Value], *, fail: Fail) -> _Value:
+    """Return the value of a type that YAML describes, without anchors; as `decode_json` else."""
+    import yaml  # few commands need it
+
+    loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    try:
+        if len(text) > LARGEST_YAML:
+            raise ValueError(f"it has more than {LARGEST_YAML:,} characters")
+        depth = 0
+        for event in yaml.parse(text, Loader=loader):  # lazily: nothing is built yet
+            depth = _checked_depth(depth, event)
+        value = msgspec.convert(yaml.load(text, Loader=loader), kind)
+    except (yaml.YAMLError, *_MALFORMED) as error:
+        raise fail(_reason(error)) from error
+    return value
+
+
+def decode_value(value: object, kind: type[_Value], *, fail: Fail) -> _Value:
+    """Return plain values, as they come from JSON, as a value of a type."""
+    try:
+        return msgspec.convert(value, kind)
+    except _MALFORMED as error:
+        raise fail(_reason(error)) from error
+
+
+def read_text(path: Path, *, fail: Fail) -> bytes:
+    """Return a text file's bytes, unless it is too large to be one."""
+    try:
+        with path.open("rb") as file:
+            content = file.read(LARGEST_TEXT + 1)
+    except OSError as error:
+        raise fail(error.strerror or str(error)) from error
+    if len(content) > LARGEST_TEXT:
+        raise fail(f"it has more than {LARGEST_TEXT:,} bytes")
+    return content
+
+
+def check_depth(value: object) -> None:
+    """Raise ValueError if lists and objects lie too deep within each other."""
+    level = [value]
+    for _ in range(DEEPEST):
+        level = [part for whole in level for part in _parts(whole) if isinstance(part, dict | list)]
+        if not level:
+            return
+    raise ValueError(f"it is nested more than {DEEPEST} levels deep")
+
+
+def _parts(value: object) -> Any:
+    if isinstance(value, dict):
+        return value.values()
+    return value if isinstance(value, list) else ()
+
+
+def _check_size(text: bytes) -> None:
+    if len(text) > LARGEST_TEXT:
+        raise ValueError(f"it has more than {LARGEST_TEXT:,} bytes")
+    parts = text.count(b'"') // 2 + text.count(b"[") + text.count(b"{")
+    if parts > MOST_PARTS:
+        raise ValueError(f"it has more than {MOST_PARTS:,} strings, lists and objects")
+
+
+def _checked_depth(depth: int, event: Event) -> int:
+    """Return the depth after an event of YAML's parser."""
+    import yaml
+
+    if isinstance(event, yaml.AliasEvent):
+        raise ValueError("aliases (*name) are not allowed: a few lines of them stand for billions")
+    if isinstance(event, yaml.CollectionEndEvent):
+        return depth - 1
+    if not isinstance(event, yaml.CollectionStartEvent):
+        return depth
+    if depth == DEEPEST:
+        raise ValueError(f"it is nested more than {DEEPEST} levels deep")
+    return depth + 1
+
+
+def _reason(error: Exception) -> str:
+    """Return what is wrong in one printable line."""
+    if isinstance(error, RecursionError):
+        return f"it is nested more than {DEEPEST} levels deep"
+    line = " ".join(str(error).split()) or type(error).__name__
+    text = "".join(c if c.isprintable() else "?" for c in line)
+    return text if len(text) <= _LONGEST_REASON else text[: _LONGEST_REASON - 1] + "…"

@@ -1,137 +1,77 @@
 """The zip archives that torch writes: their records, measured against the file."""
 
-import struct
-import zipfile
 import zlib
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
-
-import torch
 
 from fedmerge.checkpoint._failures import damaged, reason_of
+from fedmerge.checkpoint._files import Region
+from fedmerge.checkpoint._zip import DEFLATED, STORED, Entry, content_region, read_directory
 from fedmerge.errors import CheckpointError
 
 _RESAVE = "save it again with a current torch"
-_ALIGNMENT = 64  # bytes, where torch lets every record begin
-_LONGEST_TEXT = 64_000_000  # bytes of one record of text
-_LOCAL_LENGTHS = 26  # where a record's own header says how long its name and extra field are
-_ZIP_ERRORS = (
-    *(zipfile.BadZipFile, struct.error, EOFError, OSError),
-    *(ValueError, NotImplementedError, OverflowError, RuntimeError),
-)
 
 
 @dataclass(frozen=True)
 class Archive:
-    """A zip file whose records are stored as they are, each once."""
+    """A zip file, or one inside another, whose records are stored as they are, each once."""
 
-    path: Path
-    size: int  # bytes of the file
-    entries: Mapping[str, zipfile.ZipInfo]  # by name
-    _storages: dict[str, torch.UntypedStorage] = field(repr=False, default_factory=dict)
+    region: Region
+    entries: Mapping[str, Entry]  # by name
+
+    @property
+    def path(self) -> Path:
+        """The file."""
+        return self.region.file.path
+
+    def content(self, name: str) -> Region:
+        """Return where a record's bytes lie; one that is missing is a damage."""
+        if name not in self.entries:
+            raise damaged(self.path, f"its record '{name}' is missing")
+        return content_region(self.region, self.entries[name])
 
     def read(self, name: str) -> bytes:
-        """Return a record's bytes whatever its checksum says: torch may be told to write none."""
-        with self.path.open("rb") as file:
-            file.seek(self._start(name))
-            return file.read(self.entries[name].file_size)
+        """Return a record's bytes, which must agree with their checksum."""
+        region = self.content(name)
+        content = region.read()
+        region.check(memoryview(content))
+        return content
 
-    def text(self, name: str) -> str:
-        """Return a record of text, which torch compresses if it is code."""
-        with self.path.open("rb") as file:
-            file.seek(self._start(name))
-            content = file.read(self.entries[name].compress_size)
-        if self.entries[name].compress_type == zipfile.ZIP_DEFLATED:
+    def text(self, name: str, most: int) -> str:
+        """Return at most so many bytes of a text; torch compresses code."""
+        content = self.content(name).read()
+        if self.entries[name].method == DEFLATED:
             try:
-                content = zlib.decompressobj(-zlib.MAX_WBITS).decompress(content, _LONGEST_TEXT)
+                content = zlib.decompressobj(-zlib.MAX_WBITS).decompress(content, most)
             except zlib.error as error:
                 raise damaged(self.path, f"its record '{name}': {reason_of(error)}") from error
-        return content.decode("utf-8", "replace")
-
-    def storage(self, name: str) -> torch.UntypedStorage:
-        """Return a record's bytes as memory that maps the file; the same for the same record."""
-        if name not in self._storages:
-            self._storages[name] = self._map(name)
-        return self._storages[name]
+        return content[:most].decode("utf-8", "replace")
 
     def under(self, folder: str) -> list[str]:
         """Return the names of the records below a folder, without it."""
         return [name.removeprefix(folder) for name in self.entries if name.startswith(folder)]
 
-    def _map(self, name: str) -> torch.UntypedStorage:
-        start, length = self._start(name), self.entries[name].file_size
-        if start % _ALIGNMENT:  # not written by torch: numbers may lie across their own size
-            content = bytearray(self.read(name))
-            return torch.frombuffer(content, dtype=torch.uint8).untyped_storage()
-        whole = torch.UntypedStorage.from_file(str(self.path), False, self.size)
-        part: torch.UntypedStorage = whole[start : start + length]
-        return part
 
-    def _start(self, name: str) -> int:
-        with self.path.open("rb") as file:
-            start = record_start(file, self.entries[name])
-        if start + self.entries[name].compress_size > self.size:
-            raise damaged(self.path, f"its record '{name}' ends beyond the file")
-        return start
-
-
-def record_start(stream: IO[bytes], entry: zipfile.ZipInfo) -> int:
-    """Return where a record's bytes begin in its zip file."""
-    stream.seek(entry.header_offset + _LOCAL_LENGTHS)
-    of_name, of_extra = stream.read(2), stream.read(2)
-    lengths = int.from_bytes(of_name, "little") + int.from_bytes(of_extra, "little")
-    return stream.tell() + lengths
-
-
-def open_archive(path: Path, *, compressed: str = "") -> Archive:
+def open_archive(region: Region, *, compressed: str = "") -> Archive:
     """Read the directory of a zip file and refuse what its size contradicts.
 
     Only records with `compressed` in their names may be so (default: none).
     """
-    with path.open("rb") as file:
-        entries = checked_entries(path, file, path.stat().st_size, compressed=compressed)
-    return Archive(path, path.stat().st_size, entries)
-
-
-def record_names(path: Path) -> list[str]:
-    """Return the names of a zip file's records."""
-    with path.open("rb") as file:
-        return [entry.filename for entry in _directory(path, file)]
-
-
-def checked_entries(
-    path: Path, stream: IO[bytes], size: int, *, compressed: str = ""
-) -> Mapping[str, zipfile.ZipInfo]:
-    """Return the records of a zip of `size` bytes by name, if it is one that torch could write."""
-    entries = _directory(path, stream)
-    twice = [name for name, count in Counter(e.filename for e in entries).items() if count > 1]
+    path, entries = region.file.path, read_directory(region)
+    twice = [name for name, count in Counter(e.name for e in entries).items() if count > 1]
     if twice:
         raise damaged(path, f"it holds the record '{twice[0]}' more than once")
     for entry in entries:
-        is_plain = entry.compress_type == zipfile.ZIP_STORED
-        is_plain |= bool(compressed) and compressed in entry.filename
-        if not is_plain or entry.flag_bits & 1:
+        is_plain = entry.method == STORED and entry.stored_size == entry.size
+        is_plain |= bool(compressed) and compressed in entry.name and entry.method == DEFLATED
+        if not is_plain or entry.is_encrypted:
             raise CheckpointError(
-                f"{path}: its record '{entry.filename}' is compressed or encrypted, "
+                f"{path}: its record '{entry.name}' is compressed or encrypted, "
                 "which torch never writes",
                 _RESAVE,
             )
-    if sum(_stored_size(entry) for entry in entries) > size:
+    if sum(entry.stored_size for entry in entries) > region.size:
         raise damaged(path, "its records claim more bytes than the file has")
-    return {entry.filename: entry for entry in entries}
-
-
-def _stored_size(entry: zipfile.ZipInfo) -> int:
-    is_plain = entry.compress_type == zipfile.ZIP_STORED
-    return max(entry.file_size, entry.compress_size) if is_plain else entry.compress_size
-
-
-def _directory(path: Path, stream: IO[bytes]) -> Sequence[zipfile.ZipInfo]:
-    try:
-        with zipfile.ZipFile(stream) as archive:
-            return archive.infolist()
-    except _ZIP_ERRORS as error:
-        raise damaged(path, reason_of(error)) from error
+    return Archive(region, {entry.name: entry for entry in entries})

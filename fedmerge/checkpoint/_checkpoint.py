@@ -13,6 +13,7 @@ import torch
 from fedmerge.checkpoint._containers import read_container
 from fedmerge.checkpoint._contents import Contents, ReadOptions
 from fedmerge.checkpoint._failures import reason_of, unreadable
+from fedmerge.checkpoint._files import SourceFile
 from fedmerge.checkpoint._paths import client_names
 from fedmerge.checkpoint._state_dict import normalise
 from fedmerge.checkpoint._tensors import StoredTensor, digest, non_finite, raw_bytes, to_array
@@ -21,7 +22,6 @@ from fedmerge.types.arrays import Array
 from fedmerge.types.clients import TensorInfo
 from fedmerge.types.programs import Program
 
-_CHUNK = 1 << 20
 _DEFAULTS = ReadOptions()
 
 
@@ -42,7 +42,7 @@ class Checkpoint:
     metadata: Mapping[str, str]
     program: Program | None  # the graph that an exported program's file has beside the weights
     _stored: Mapping[str, StoredTensor] = field(repr=False)
-    _files: tuple[Path, ...] = field(repr=False)
+    _files: tuple[SourceFile, ...] = field(repr=False)
     _finite: set[str] = field(repr=False, default_factory=set)  # names already checked
 
     def read(self, name: str) -> Array:
@@ -80,11 +80,11 @@ class Checkpoint:
         if not self._files:
             return self._content_digest()
         with _reading(self._label):
-            digests = [_file_digest(file) for file in self._files]
+            digests = [file.sha256() for file in self._files]
         if len(digests) == 1:
             return digests[0]
         named = zip(self._files, digests, strict=True)
-        lines = "".join(sorted(f"{file.name}:{sha}\n" for file, sha in named))
+        lines = "".join(sorted(f"{file.path.name}:{sha}\n" for file, sha in named))
         return hashlib.sha256(lines.encode()).hexdigest()
 
     @property
@@ -161,11 +161,3 @@ def _reading(what: str) -> Iterator[None]:
         raise unreadable(what, error) from error
     except (EOFError, RuntimeError, MemoryError) as error:
         raise CheckpointError(f"{what}: cannot be read ({reason_of(error)})") from error
-
-
-def _file_digest(path: Path) -> str:
-    content = hashlib.sha256()
-    with path.open("rb") as file:
-        while chunk := file.read(_CHUNK):
-            content.update(chunk)
-    return content.hexdigest()

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from fedmerge.checkpoint._contents import Contents, ReadOptions
 from fedmerge.checkpoint._exported import read_exported
+from fedmerge.checkpoint._files import SourceFile
 from fedmerge.checkpoint._paths import model_file
 from fedmerge.checkpoint._safetensors import read_safetensors
 from fedmerge.checkpoint._scripted import read_scripted
@@ -13,7 +14,7 @@ from fedmerge.checkpoint._sniff import kind_of
 from fedmerge.checkpoint._torch_files import read_legacy, read_zip, refuse_pickle
 from fedmerge.errors import CheckpointError
 
-_READERS: Mapping[str, Callable[[Path, ReadOptions], Contents]] = {
+_READERS: Mapping[str, Callable[[SourceFile, ReadOptions], Contents]] = {
     "zip": read_zip,
     "legacy": read_legacy,
     "safetensors": read_safetensors,
@@ -30,7 +31,7 @@ def read_container(path: Path, options: ReadOptions) -> Contents:
     kind = kind_of(path)
     if kind == "index":
         return read_index(path, lambda shard: _read_shard(shard, options))
-    return _READERS[kind](path, options)
+    return _READERS[kind](SourceFile.of(path), options)
 
 
 def _model_in(folder: Path) -> Path:
@@ -47,4 +48,4 @@ def _read_shard(path: Path, options: ReadOptions) -> Contents:
     kind = kind_of(path)
     if kind == "index":
         raise CheckpointError(f"{path}: a shard index where a shard was expected")
-    return _READERS[kind](path, options)
+    return _READERS[kind](SourceFile.of(path), options)

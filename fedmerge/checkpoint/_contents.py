@@ -2,9 +2,9 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Literal
 
+from fedmerge.checkpoint._files import SourceFile
 from fedmerge.types.programs import Program
 
 
@@ -14,7 +14,7 @@ class ReadOptions:
 
     key: str | None = None  # dotted path of the state dict, e.g. "nets.G"; "." is the top level
     weights: Literal["raw", "ema"] | None = None  # None: raw if there, else the EMA copy
-    allow_globals: tuple[str, ...] = ()  # "package.Class", admitted by the safe unpickler
+    allow_globals: tuple[str, ...] = ()  # "package.Class", whose objects are kept, inert
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,11 @@ class Contents:
 
     container: str
     tree: object
-    files: tuple[Path, ...] = ()
-    size: int = 0  # bytes of all files
+    files: tuple[SourceFile, ...] = ()
     metadata: Mapping[str, str] = field(default_factory=dict)
     programs: Mapping[str, Program] = field(default_factory=dict)  # by their weights' location
+
+    @property
+    def size(self) -> int:
+        """Bytes of all files."""
+        return sum(file.size for file in self.files)

@@ -3,19 +3,20 @@
 `torch.export.load` unpickles what it finds with all of Python, so it is never called here.
 """
 
-import json
-import sys
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
-from torch.utils import _pytree as pytree
+import torch
 
 from fedmerge.checkpoint._archive import Archive, open_archive
 from fedmerge.checkpoint._contents import Contents, ReadOptions
 from fedmerge.checkpoint._failures import damaged, reason_of
+from fedmerge.checkpoint._files import SourceFile
 from fedmerge.checkpoint._payloads import Payload, Tensors, read_payload
-from fedmerge.checkpoint._torch_files import load_record
+from fedmerge.checkpoint._search import leaves
+from fedmerge.checkpoint._tensors import StoredTensor
+from fedmerge.checkpoint._torch_files import check_byte_order, zip_tree
+from fedmerge.decoding import decode_json
 from fedmerge.errors import CheckpointError, UnsafeCheckpointError
 from fedmerge.types.programs import Program
 
@@ -25,21 +26,21 @@ _OLD_STATES = ("serialized_state_dict.pt", "serialized_state_dict.json")  # befo
 _MALFORMED = (ValueError, KeyError, TypeError, AttributeError, RecursionError, RuntimeError)
 
 
-def read_exported(path: Path, options: ReadOptions) -> Contents:
-    """Read parameters and buffers under their own names, in the model's order, memory-mapped.
+def read_exported(file: SourceFile, options: ReadOptions) -> Contents:
+    """Read parameters and buffers under their own names, in the model's order.
 
     Constants are listed without values: they are part of the graph, not weights.
     """
-    archive = open_archive(path)
+    archive = open_archive(file.whole)
     old = [name for name in archive.entries if name in _OLD_STATES]
     if old:
-        return Contents(_CONTAINER, load_record(archive, old[0], options), (path,), archive.size)
+        return Contents(_CONTAINER, zip_tree(archive.content(old[0]), options), (file,))
     root = next(name for name in archive.entries if name.endswith(_FORMAT)).removesuffix(_FORMAT)
-    _check_byte_order(archive, root)
+    check_byte_order(archive, root)
     models = [m.removesuffix(".json") for m in archive.under(f"{root}models/")]
     if not models:
         raise CheckpointError(
-            f"{path}: a compiled package (.pt2) without an exported program in it",
+            f"{file.path}: a compiled package (.pt2) without an exported program in it",
             "save the program itself with torch.export.save, or the model's state dict",
         )
     programs = {name: _read_program(archive, root, name, options) for name in models}
@@ -47,22 +48,11 @@ def read_exported(path: Path, options: ReadOptions) -> Contents:
     if len(models) == 1:
         (name,) = models
         trees, programs = trees[name], {"": programs[name]}
-    return Contents(_CONTAINER, trees, (path,), archive.size, programs=programs)
+    return Contents(_CONTAINER, trees, (file,), programs=programs)
 
 
 def _tree(program: Program) -> dict[str, Any]:
     return {**program.weights, **dict.fromkeys(program.constants)}
-
-
-def _check_byte_order(archive: Archive, root: str) -> None:
-    if f"{root}byteorder" not in archive.entries:
-        return
-    order = archive.read(f"{root}byteorder").decode("ascii", "replace")
-    if order != sys.byteorder:
-        raise CheckpointError(
-            f"{archive.path}: numbers are {order}-endian, this machine is {sys.byteorder}-endian",
-            "save the model's state dict with torch.save on the machine that made it",
-        )
 
 
 def _read_program(archive: Archive, root: str, name: str, options: ReadOptions) -> Program:
@@ -73,21 +63,24 @@ def _read_program(archive: Archive, root: str, name: str, options: ReadOptions) 
         constants = _read_tensors(archive, f"{root}data/constants/", name, options)
         examples = _examples(archive, f"{root}data/sample_inputs/{name}.pt", options)
         ordered = {key: weights[key] for key in _model_order(graph_module, list(weights))}
+        if not all(isinstance(tensor, StoredTensor) for tensor in ordered.values()):
+            raise TypeError("a weight that is no tensor")
     except _MALFORMED as error:
         raise damaged(archive.path, reason_of(error)) from error
-    return Program(graph_module, ordered, constants, examples)
+    held = {k: v if isinstance(v, StoredTensor) else None for k, v in constants.items()}
+    return Program(graph_module, ordered, held, examples)
 
 
 def _json(archive: Archive, record: str) -> Any:
-    if record not in archive.entries:
-        raise damaged(archive.path, f"its record '{record}' is missing")
-    return json.loads(archive.read(record))
+    return decode_json(
+        archive.read(record), Any, fail=lambda reason: damaged(archive.path, f"{record}: {reason}")
+    )
 
 
 def _read_tensors(archive: Archive, folder: str, model: str, options: ReadOptions) -> Tensors:
     """Return the tensors of a folder, which one JSON file describes (once it was a pickle)."""
     if f"{folder}{model}.pt" in archive.entries:
-        tree = load_record(archive, f"{folder}{model}.pt", options)
+        tree = zip_tree(archive.content(f"{folder}{model}.pt"), options)
         if not isinstance(tree, Mapping):
             raise damaged(archive.path, f"'{folder}{model}.pt' is no mapping of names to tensors")
         return {str(name): tensor for name, tensor in tree.items()}
@@ -100,12 +93,14 @@ def _read_tensors(archive: Archive, folder: str, model: str, options: ReadOption
     }
 
 
-def _examples(archive: Archive, record: str, options: ReadOptions) -> tuple[Any, ...]:
+def _examples(archive: Archive, record: str, options: ReadOptions) -> tuple[torch.Tensor, ...]:
     """Return the inputs that the program was exported with, where they are plain tensors."""
-    if record not in archive.entries or not archive.entries[record].file_size:
+    if record not in archive.entries or not archive.entries[record].size:
         return ()
+    region = archive.content(record)
     try:
-        return tuple(pytree.tree_leaves(load_record(archive, record, options)))
+        tensors = [tensor.within(region.size) for tensor in leaves(zip_tree(region, options))]
+        return () if any(t.problem for t in tensors) else tuple(t.load() for t in tensors)
     except UnsafeCheckpointError:
         raise
     except CheckpointError:  # no torch file: nothing that the weights need

@@ -4,13 +4,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-import torch
-
 from fedmerge.checkpoint._archive import Archive
 from fedmerge.checkpoint._contents import ReadOptions
 from fedmerge.checkpoint._failures import damaged
-from fedmerge.checkpoint._tensors import torch_dtype
-from fedmerge.checkpoint._torch_files import load_record
+from fedmerge.checkpoint._tensors import StoredTensor, View, strided, torch_dtype
+from fedmerge.checkpoint._torch_files import zip_tree
 from fedmerge.errors import CheckpointError
 from fedmerge.types.programs import DTYPES
 
@@ -40,7 +38,7 @@ class Payload:
 def read_payload(
     archive: Archive, folder: str, name: str, payload: Payload, options: ReadOptions
 ) -> object:
-    """Return a tensor that maps the file; an object that is no tensor stays None."""
+    """Return a tensor; an object that is no tensor stays None."""
     record = folder + payload.record
     if "/" in payload.record or "\\" in payload.record or payload.record in ("", ".", ".."):
         raise CheckpointError(
@@ -52,11 +50,11 @@ def read_payload(
     if payload.meta is None:
         return None
     if payload.is_pickled:
-        return load_record(archive, record, options)
+        return zip_tree(archive.content(record), options)
     return _strided(archive, record, name, payload.meta)
 
 
-def _strided(archive: Archive, record: str, name: str, meta: Mapping[str, Any]) -> torch.Tensor:
+def _strided(archive: Archive, record: str, name: str, meta: Mapping[str, Any]) -> StoredTensor:
     """Return the view of a record's numbers that a tensor is, if it lies within them."""
     if meta["layout"] != _STRIDED or meta["dtype"] not in DTYPES:
         raise CheckpointError(
@@ -64,20 +62,13 @@ def _strided(archive: Archive, record: str, name: str, meta: Mapping[str, Any]) 
             "save dense tensors of dtype float64, float32, float16, bfloat16, int or bool",
         )
     dtype = torch_dtype(DTYPES[meta["dtype"]])
-    sizes, strides = _numbers(meta["sizes"]), _numbers(meta["strides"])
     (offset,) = _numbers([meta["storage_offset"]])
-    if len(sizes) != len(strides) or min(*sizes, *strides, offset, 0) < 0:
-        raise damaged(archive.path, f"'{name}' has sizes {sizes} and strides {strides}")
-    if 0 in sizes:
-        return torch.empty(sizes, dtype=dtype)
-    last = offset + sum((n - 1) * step for n, step in zip(sizes, strides, strict=True))
-    held = archive.entries[record].file_size // dtype.itemsize
-    if last >= held:
-        raise damaged(
-            archive.path,
-            f"'{name}' reaches number {last + 1:,} of a record that has {held:,}",
-        )
-    return torch.empty(0, dtype=dtype).set_(archive.storage(record), offset, sizes, strides)
+    view = View(offset, _numbers(meta["sizes"]), _numbers(meta["strides"]))
+    region = archive.content(record)
+    try:
+        return strided(lambda: region, dtype, view, held=region.size, owner=record)
+    except ValueError as error:
+        raise damaged(archive.path, f"'{name}': {error}") from error
 
 
 def _numbers(described: list[Mapping[str, Any]]) -> tuple[int, ...]:

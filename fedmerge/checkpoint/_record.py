@@ -8,6 +8,7 @@ from typing import Any
 
 from fedmerge.checkpoint._contents import ReadOptions
 from fedmerge.checkpoint._failures import damaged, unreadable
+from fedmerge.checkpoint._files import SourceFile
 from fedmerge.checkpoint._safetensors import read_safetensors
 from fedmerge.checkpoint._sniff import kind_of
 from fedmerge.errors import CheckpointError
@@ -67,7 +68,7 @@ def compact(content: Mapping[str, Any]) -> str:
 
 
 def _inside(path: Path) -> dict[str, Any]:
-    text = read_safetensors(path, ReadOptions()).metadata.get(RECORD_KEY)
+    text = read_safetensors(SourceFile.of(path), ReadOptions()).metadata.get(RECORD_KEY)
     if text is None:
         raise _missing(path, f"no '{RECORD_KEY}' in its metadata")
     return _parsed(path, text)

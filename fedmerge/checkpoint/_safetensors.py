@@ -1,17 +1,28 @@
 """Read safetensors files: the header at once, each tensor by its own read."""
 
-import json
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
 
-from safetensors import SafetensorError, safe_open
+import msgspec
+import torch
 
 from fedmerge.checkpoint._contents import Contents, ReadOptions
-from fedmerge.checkpoint._failures import damaged, reason_of
-from fedmerge.checkpoint._tensors import StoredTensor, read_part, stored, torch_dtype
+from fedmerge.checkpoint._failures import damaged
+from fedmerge.checkpoint._files import Region, SourceFile
+from fedmerge.checkpoint._tensors import (
+    StoredTensor,
+    View,
+    check_shape,
+    stored,
+    strided,
+    torch_dtype,
+)
+from fedmerge.decoding import Fail, decode_json, decode_value
+from fedmerge.errors import CheckpointError
 from fedmerge.types.clients import TensorInfo
 
 METADATA = "__metadata__"
+_LENGTH = 8  # bytes that say how long the header is
 LARGEST_HEADER = 100_000_000  # bytes, the format's own limit
 DTYPES = {  # the format's tag -> torch's name
     "F64": "float64",
@@ -30,28 +41,67 @@ DTYPES = {  # the format's tag -> torch's name
 }
 
 
-def read_safetensors(path: Path, options: ReadOptions) -> Contents:
+class _Entry(msgspec.Struct, frozen=True):
+    """What a header says of one tensor."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    data_offsets: tuple[int, int]
+
+
+def read_safetensors(file: SourceFile, options: ReadOptions) -> Contents:
     """Read the header of a safetensors file, in the header's order."""
+
+    def fail(reason: str) -> CheckpointError:
+        return damaged(file.path, reason)
+
+    header, data = _header(file, fail)
+    metadata = decode_value(header.pop(METADATA, {}), dict[str, str], fail=fail)
+    entries = decode_value(header, dict[str, _Entry], fail=fail)
     try:
-        # The reference implementation checks offsets, sizes and gaps. Values are read without its
-        # memory map, so that pages of tensors no longer needed don't stay resident.
-        with safe_open(path, framework="numpy"):
-            pass
-        header, start = _header(path)
-        metadata = {str(k): str(v) for k, v in header.pop(METADATA, {}).items()}
-        tree = {name: _entry(path, start, entry) for name, entry in header.items()}
-    except (SafetensorError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as e:
-        raise damaged(path, reason_of(e)) from e
-    return Contents("safetensors", tree, (path,), path.stat().st_size, metadata)
+        tree = {name: _tensor(data, entry) for name, entry in entries.items()}
+        _check_gaps(entries, data.size)
+    except ValueError as error:
+        raise fail(str(error)) from error
+    return Contents("safetensors", tree, (file,), metadata)
 
 
-def _header(path: Path) -> tuple[dict[str, Any], int]:
-    with path.open("rb") as file:
-        length = int.from_bytes(file.read(8), "little")
-        return json.loads(file.read(length)), 8 + length
+def _header(file: SourceFile, fail: Fail) -> tuple[dict[str, Any], Region]:
+    """Return the header, and where the numbers lie."""
+    length = int.from_bytes(file.whole.read(0, min(_LENGTH, file.size)), "little")
+    begin = _LENGTH + length
+    if begin > file.size or length > LARGEST_HEADER:
+        raise fail(f"its header should have {length:,} bytes")
+    header = decode_json(file.whole.read(_LENGTH, length), dict[str, Any], fail=fail)
+    return header, file.whole.part(begin, file.size - begin)
 
 
-def _entry(path: Path, start: int, entry: dict[str, Any]) -> StoredTensor:
-    tag, begin = str(entry["dtype"]), int(entry["data_offsets"][0])
-    info = TensorInfo(tuple(int(n) for n in entry["shape"]), DTYPES.get(tag, tag.lower()))
-    return stored(info, lambda: read_part(path, start + begin, info.shape, torch_dtype(info.dtype)))
+def _tensor(data: Region, entry: _Entry) -> StoredTensor:
+    begin, end = entry.data_offsets
+    if not 0 <= begin <= end <= data.size:
+        raise ValueError(f"a tensor has the bytes {begin:,} to {end:,} of {data.size:,}")
+    name = DTYPES.get(entry.dtype, entry.dtype.lower())
+    info = TensorInfo(entry.shape, name)
+    if entry.dtype not in DTYPES:  # it cannot be merged, and its numbers' size is not known
+        check_shape(entry.shape, 1)
+        return stored(info, lambda: torch.empty(0))
+    dtype = torch_dtype(name)
+    check_shape(entry.shape, dtype.itemsize)
+    if info.size * dtype.itemsize != end - begin:
+        raise ValueError(f"a tensor of shape {entry.shape} has {end - begin:,} bytes")
+    numbers = data.part(begin, end - begin)
+    view = View.dense(entry.shape)
+    return strided(lambda: numbers, dtype, view, held=end - begin, owner=begin)
+
+
+def _check_gaps(entries: Mapping[str, _Entry], size: int) -> None:
+    """Refuse numbers that belong to no tensor, or to several."""
+    place = 0
+    for begin, end in sorted(entry.data_offsets for entry in entries.values()):
+        if begin != place:
+            raise ValueError(
+                f"bytes {min(place, begin):,} to {max(place, begin):,} have no owner or two"
+            )
+        place = end
+    if place != size:
+        raise ValueError(f"its tensors end after {place:,} of {size:,} bytes")

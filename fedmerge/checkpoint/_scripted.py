@@ -1,51 +1,37 @@
 """Read the weights of TorchScript archives: inert objects in place of modules, no code is run."""
 
-import io
 import re
-import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
-import torch
-from torch._weights_only_unpickler import Unpickler
-
-from fedmerge.checkpoint._allowed import Admitted, import_globals
 from fedmerge.checkpoint._archive import Archive, open_archive
 from fedmerge.checkpoint._contents import Contents, ReadOptions
 from fedmerge.checkpoint._failures import damaged
-from fedmerge.checkpoint._globals import is_plumbing, scan_pickles
-from fedmerge.checkpoint._refusals import refusal
+from fedmerge.checkpoint._files import SourceFile
+from fedmerge.checkpoint._machine import Inert, Known, Trust
+from fedmerge.checkpoint._pickle import read_pickle
+from fedmerge.checkpoint._rebuild import tensor_names
+from fedmerge.checkpoint._refusals import admitting, understood
+from fedmerge.checkpoint._tensors import StoredTensor
+from fedmerge.checkpoint._torch_files import ArchiveStorages
 from fedmerge.errors import CheckpointError
 
 _CONTAINER = "TorchScript"
 _CLASSES = "__torch__."  # under which TorchScript names the classes that its own code defines
 _CONSTANTS = "constants.pkl"
 _CODE = "/code/"  # the folder of the classes' text
-_MOST_MODULES = 1_000_000  # shared modules count wherever they are met, so few could be many
-_TAGS: Mapping[str, Callable[..., object]] = {  # functions that only say the type of a list
-    **dict.fromkeys(
-        (f"torch.jit._pickle.build_{kind}list" for kind in ("int", "tensor", "double", "bool")),
-        lambda value: value,
-    ),
-    "torch.jit._pickle.restore_type_tag": lambda value, tag: value,
+_MOST_MODULES = 100_000  # shared modules count wherever they are met, so few could be many
+_MOST_CODE = 64_000_000  # bytes of all classes' text
+_DEEPEST = 64  # modules within each other
+_LONGEST_PREFIX = 1_000  # characters of the names of modules within each other
+_CLASS = re.compile(r"^class (\w+)\(Module\):\n", re.MULTILINE)
+_TAGS: Mapping[str, Known] = {  # functions that only say the type of a list
+    name: Known(name, call=lambda value, tag=None: value)
+    for name in (
+        *(f"torch.jit._pickle.build_{kind}list" for kind in ("int", "tensor", "double", "bool")),
+        "torch.jit._pickle.restore_type_tag",
+    )
 }
-
-
-class Inert:
-    """An object of a class that TorchScript code defines: its state and nothing else."""
-
-    qualified = ""
-    state: object = None
-
-    def __new__(cls, *args: object) -> "Inert":
-        """Take and drop whatever the class would be made from."""
-        return super().__new__(cls)
-
-    def __setstate__(self, state: object) -> None:
-        """Keep the state as it was stored."""
-        self.state = state
 
 
 @dataclass(frozen=True)
@@ -56,22 +42,17 @@ class Slots:
     buffers: tuple[str, ...]
 
 
-def read_scripted(path: Path, options: ReadOptions) -> Contents:
+def read_scripted(file: SourceFile, options: ReadOptions) -> Contents:
     """Read the tensors that `torch.jit.load(path).state_dict()` has, under the same names."""
-    archive = open_archive(path, compressed=_CODE)
+    archive = open_archive(file.whole, compressed=_CODE)
     root = next(n for n in archive.entries if n.endswith(f"/{_CONSTANTS}")).removesuffix(_CONSTANTS)
-    if f"{root}data.pkl" not in archive.entries:
-        raise damaged(path, f"its record '{root}data.pkl' is missing")
     model = _unpickle(archive, root, options)
     if not isinstance(model, Inert):
-        raise damaged(path, "its data.pkl holds no module")
-    try:
-        tree = dict(_state(model, _Code(archive, root), "", (model,)))
-    except RecursionError as error:
-        raise damaged(path, "its modules lie too deep in each other") from error
+        raise damaged(file.path, "its data.pkl holds no module")
+    tree = dict(_state(model, _Code(archive, root), "", (model,)))
     if not tree:
         raise _without_weights(archive, root)
-    return Contents(_CONTAINER, tree, (path,), archive.size)
+    return Contents(_CONTAINER, tree, (file,))
 
 
 def _without_weights(archive: Archive, root: str) -> CheckpointError:
@@ -84,43 +65,15 @@ def _without_weights(archive: Archive, root: str) -> CheckpointError:
 
 
 def _unpickle(archive: Archive, root: str, options: ReadOptions) -> object:
-    content = archive.read(f"{root}data.pkl")
-    scan = scan_pickles(io.BytesIO(content), most=1)
-    classes = [_inert(name) for name in scan.globals if name.startswith(_CLASSES)]
-    tags: list[Callable[..., Any] | Admitted] = [(tag, name) for name, tag in _TAGS.items()]
-    admitted = [*classes, *tags, *import_globals(options.allow_globals)]
-    unpickler: Any = Unpickler(io.BytesIO(content), encoding="utf-8")
-    unpickler.persistent_load = lambda key: _storage(archive, root, key)
-    with torch.serialization.safe_globals(admitted), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        try:
-            return unpickler.load()
-        except CheckpointError:
-            raise
-        except Exception as error:  # hostile bytes make torch raise nearly anything
-            raise refusal(archive.path, error, scan, options, _is_harmless) from error
-
-
-def _is_harmless(name: str) -> bool:
-    return is_plumbing(name) or name.startswith(_CLASSES) or name in _TAGS
-
-
-def _inert(name: str) -> Admitted:
-    return type("Inert", (Inert,), {"qualified": name}), name
-
-
-def _storage(archive: Archive, root: str, key: tuple[Any, ...]) -> Any:
-    """Return the numbers that a pickle refers to as ("storage", type, record, device, count)."""
-    _, kind, name, _, count = key
-    record = f"{root}data/{name}"
-    dtype: torch.dtype = kind.dtype
-    held = archive.entries[record].file_size if record in archive.entries else None
-    if held is None or not isinstance(count, int) or count * dtype.itemsize > held:
-        wrong = "is missing" if held is None else f"has {held:,} bytes, too few for {count:,}"
-        raise damaged(archive.path, f"its record '{record}' {wrong}")
-    storage = archive.storage(record) if held else torch.empty(0).untyped_storage()
-    typed: Any = torch.storage.TypedStorage
-    return typed(wrap_storage=storage, dtype=dtype, _internal=True)
+    is_users = admitting(options.allow_globals)
+    trust = Trust(
+        {**tensor_names(), **_TAGS},
+        lambda name: name.startswith(_CLASSES) or is_users(name),
+        ArchiveStorages(archive, f"{root}data/").load,
+    )
+    content = archive.content(f"{root}data.pkl")
+    content.check()
+    return understood(archive.path, lambda: read_pickle(content, trust)).value
 
 
 class _Code:
@@ -129,7 +82,8 @@ class _Code:
     def __init__(self, archive: Archive, root: str) -> None:
         self._archive = archive
         self._root = root
-        self._slots: dict[str, Slots | None] = {}
+        self._files: dict[str, Mapping[str, Slots]] = {}  # by record: the modules it defines
+        self._left = _MOST_CODE
         self._asked = 0
 
     def slots(self, qualified: str) -> Slots | None:
@@ -137,20 +91,26 @@ class _Code:
         self._asked += 1
         if self._asked > _MOST_MODULES:
             raise damaged(self._archive.path, f"it has more than {_MOST_MODULES:,} modules")
-        if qualified not in self._slots:
-            self._slots[qualified] = self._find(qualified)
-        return self._slots[qualified]
-
-    def _find(self, qualified: str) -> Slots | None:
         place, _, name = qualified.rpartition(".")
         record = f"{self._root.rstrip('/')}{_CODE}{place.replace('.', '/')}.py"
-        if record not in self._archive.entries:
-            return None
-        head = rf"^class {re.escape(name)}\(Module\):\n((?:[ \t].*\n|\n)*)"
-        found = re.search(head, self._archive.text(record), re.MULTILINE)
-        if found is None:
-            return None
-        return Slots(*(_listed(found[1], kind) for kind in ("parameters", "buffers")))
+        if record not in self._files:
+            self._files[record] = self._modules(record)
+        return self._files[record].get(name)
+
+    def too_deep(self) -> CheckpointError:
+        """Return the error of modules whose names would go on and on."""
+        return damaged(self._archive.path, "its modules lie too deep in each other")
+
+    def _modules(self, record: str) -> Mapping[str, Slots]:
+        if record not in self._archive.entries or not self._left:
+            return {}
+        text = self._archive.text(record, self._left)
+        self._left -= len(text)
+        _, *parts = _CLASS.split(text)
+        return {
+            name: Slots(*(_listed(body, kind) for kind in ("parameters", "buffers")))
+            for name, body in zip(parts[::2], parts[1::2], strict=True)
+        }
 
 
 def _listed(body: str, kind: str) -> tuple[str, ...]:
@@ -160,15 +120,17 @@ def _listed(body: str, kind: str) -> tuple[str, ...]:
 
 def _state(
     module: Inert, code: _Code, prefix: str, path: tuple[Inert, ...]
-) -> Iterator[tuple[str, torch.Tensor]]:
+) -> Iterator[tuple[str, StoredTensor]]:
     """Yield tensors as a state dict has them: parameters, buffers, then the parts in order."""
-    slots = code.slots(module.qualified)
+    slots = code.slots(module.name)
     if slots is None or not isinstance(module.state, Mapping):
         return
+    if len(path) > _DEEPEST or len(prefix) > _LONGEST_PREFIX:
+        raise code.too_deep()
     attributes = {str(name): value for name, value in module.state.items()}
     for own in (slots.parameters, slots.buffers):
         for name, value in attributes.items():
-            if name in own and isinstance(value, torch.Tensor):
+            if name in own and isinstance(value, StoredTensor):
                 yield prefix + name, value
     for name, value in attributes.items():
         if isinstance(value, Inert) and not any(value is above for above in path):

@@ -9,11 +9,14 @@ import torch
 from fedmerge.checkpoint._contents import ReadOptions
 from fedmerge.checkpoint._ema import is_ema
 from fedmerge.checkpoint._failures import listed
+from fedmerge.checkpoint._machine import Inert
 from fedmerge.checkpoint._tensors import StoredTensor, describe
 from fedmerge.errors import CheckpointError
 
 _Path = tuple[str, ...]
 _DEEPEST = 64  # levels searched; no real checkpoint nests its tensors as deep
+_LONGEST_PATH = 1_000  # characters of all names on the way to a state dict
+_MOST_CONTAINERS = 200_000  # lists and dictionaries searched
 
 
 @dataclass(frozen=True)
@@ -38,12 +41,12 @@ class Choice:
     notes: tuple[str, ...] = ()
 
 
-def choose(tree: object, options: ReadOptions, *, label: str, most_bytes: int | None) -> Choice:
+def choose(tree: object, options: ReadOptions, *, label: str) -> Choice:
     """Return the state dict that the options mean; raise if there is none or more than one."""
     root, start = _start(tree, options.key, label)
-    if options.key is not None and (at_root := _candidate(start, root, most_bytes)):
+    if options.key is not None and (at_root := _candidate(start, root)):
         return Choice(at_root)
-    found, optimizer = _walk(root, start, most_bytes)
+    found, optimizer = _walk(root, start, label)
     found = [c for c in found if c.has_weights] or ([] if optimizer else found)
     pool = _pool(found, options)
     if not pool:
@@ -70,7 +73,7 @@ def _start(tree: object, key: str | None, label: str) -> tuple[_Path, object]:
         return (), tree
     places = dict(_descend(tree, key, ()))
     if not places:
-        known, _ = _walk((), tree, None)
+        known, _ = _walk((), tree, label)
         held = listed(list(map(_describe, known))) or "none"
         raise CheckpointError(f"{label}: has no '{key}'", f"state dicts in it: {held}")
     return next(iter(places.items()))
@@ -85,7 +88,7 @@ def _descend(node: object, key: str, path: _Path) -> Iterator[tuple[_Path, objec
             yield from _descend(child, key[len(name) + 1 :], (*path, name))
 
 
-def _walk(root: _Path, start: object, most_bytes: int | None) -> tuple[list[Candidate], bool]:
+def _walk(root: _Path, start: object, label: str) -> tuple[list[Candidate], bool]:
     """Return every mapping of tensors, and whether optimizer states were left out.
 
     Each container is visited once, so cycles do no harm.
@@ -98,17 +101,47 @@ def _walk(root: _Path, start: object, most_bytes: int | None) -> tuple[list[Cand
         if _is_optimizer(path, node):
             optimizer = True
             continue
-        candidate = _candidate(node, path, most_bytes)
+        candidate = _candidate(node, path)
         candidates += [candidate] if candidate else []
         for name, child in _children(node):
-            is_new = isinstance(child, Mapping | list | tuple) and id(child) not in seen
-            if is_new and len(path) < _DEEPEST:
+            if _is_container(child) and id(child) not in seen and len(path) < _DEEPEST:
                 seen.add(id(child))
                 queue.append(((*path, name), child))
+                _check_budget(len(seen), path, name, label)
     return candidates, optimizer
 
 
+def leaves(tree: object) -> list[StoredTensor]:
+    """Return the tensors in lists, tuples and mappings, in order."""
+    stack, found = [tree], list[StoredTensor]()
+    seen: set[int] = set()
+    while stack and len(seen) < _MOST_CONTAINERS:
+        node = stack.pop()
+        if isinstance(node, StoredTensor):
+            found.append(node)
+        elif _is_container(node) and id(node) not in seen:
+            seen.add(id(node))
+            stack += [child for _, child in reversed(_children(node))]
+    return found
+
+
+def _check_budget(count: int, path: _Path, name: str, label: str) -> None:
+    if count > _MOST_CONTAINERS:
+        raise CheckpointError(f"{label}: holds more than {_MOST_CONTAINERS:,} lists and mappings")
+    if len(name) + sum(map(len, path)) > _LONGEST_PATH:
+        raise CheckpointError(
+            f"{label}: names in it have more than {_LONGEST_PATH:,} characters",
+            "save the state dict alone, under names of ordinary length",
+        )
+
+
+def _is_container(node: object) -> bool:
+    return isinstance(node, Mapping | list | tuple | Inert)
+
+
 def _children(node: object) -> list[tuple[str, object]]:
+    if isinstance(node, Inert):
+        node = node.content
     if isinstance(node, Mapping):
         return [(str(key), child) for key, child in node.items() if isinstance(key, str | int)]
     if isinstance(node, list | tuple):
@@ -122,22 +155,18 @@ def _is_optimizer(path: _Path, node: object) -> bool:
     return isinstance(node, Mapping) and "param_groups" in node and "state" in node
 
 
-def _candidate(node: object, path: _Path, most_bytes: int | None) -> Candidate | None:
+def _candidate(node: object, path: _Path) -> Candidate | None:
+    if isinstance(node, Inert):
+        node = node.content
     if not isinstance(node, Mapping):
         return None
     tensors = {
-        key: _stored(value, most_bytes)
+        key: describe(value) if isinstance(value, torch.Tensor) else value
         for key, value in node.items()
         if isinstance(key, str) and isinstance(value, torch.Tensor | StoredTensor)
     }
-    ignored = tuple(str(key) for key in node if key not in tensors)
+    ignored = tuple(str(key) for key in node if key not in tensors and isinstance(key, str | int))
     return Candidate(".".join(path), tensors, ignored) if tensors else None
-
-
-def _stored(value: torch.Tensor | StoredTensor, most_bytes: int | None) -> StoredTensor:
-    if isinstance(value, StoredTensor):
-        return value
-    return describe(value, most_bytes=most_bytes)
 
 
 def _describe(candidate: Candidate) -> str:

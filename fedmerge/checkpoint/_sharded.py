@@ -6,6 +6,7 @@ from pathlib import Path, PurePosixPath, PureWindowsPath
 
 from fedmerge.checkpoint._contents import Contents
 from fedmerge.checkpoint._failures import damaged, listed
+from fedmerge.checkpoint._files import SourceFile
 from fedmerge.errors import CheckpointError
 
 
@@ -18,9 +19,11 @@ def read_index(path: Path, read_shard: Callable[[Path], Contents]) -> Contents:
         {"safetensors" if c.container == "safetensors" else "torch" for c in shards.values()}
     )
     metadata = {k: v for contents in shards.values() for k, v in contents.metadata.items()}
-    files = (path, *(file for contents in shards.values() for file in contents.files))
-    size = path.stat().st_size + sum(contents.size for contents in shards.values())
-    return Contents(f"sharded {' and '.join(kinds)}", tree, files, size, metadata)
+    files = (
+        SourceFile.of(path),
+        *(file for contents in shards.values() for file in contents.files),
+    )
+    return Contents(f"sharded {' and '.join(kinds)}", tree, files, metadata)
 
 
 def weight_map(path: Path) -> dict[str, str]:

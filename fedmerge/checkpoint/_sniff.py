@@ -1,14 +1,15 @@
 """What a file is, decided by its first bytes and never by its name."""
 
-import json
 import re
 from pathlib import Path
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
-from fedmerge.checkpoint._archive import record_names
 from fedmerge.checkpoint._failures import damaged, unreadable
-from fedmerge.checkpoint._globals import scan_pickles
+from fedmerge.checkpoint._files import SourceFile
 from fedmerge.checkpoint._safetensors import LARGEST_HEADER
+from fedmerge.checkpoint._torch_files import is_torch_pickle
+from fedmerge.checkpoint._zip import read_directory
+from fedmerge.decoding import decode_json, read_text
 from fedmerge.errors import CheckpointError
 
 Kind: TypeAlias = Literal[
@@ -50,9 +51,7 @@ def kind_of(path: Path) -> Kind:
     try:
         if not path.is_file():
             raise CheckpointError(f"{path}: {_no_file(path)}")
-        with path.open("rb") as file:
-            head = file.read(_HEAD)
-        return _kind(path, head)
+        return _kind(SourceFile.of(path))
     except OSError as error:
         raise unreadable(path, error) from error
 
@@ -63,26 +62,27 @@ def _no_file(path: Path) -> str:
     return "a folder, not a checkpoint" if path.is_dir() else "not a regular file"
 
 
-def _kind(path: Path, head: bytes) -> Kind:
+def _kind(file: SourceFile) -> Kind:
+    path, head = file.path, file.whole.read(0, min(_HEAD, file.size))
     if not head:
         raise CheckpointError(f"{path}: an empty file", "copy or download it again")
     if head.startswith((b"PK\x03\x04", b"PK\x05\x06")):
-        return _zip_kind(path)
+        return _zip_kind(file)
     if _is_safetensors(head):
         return "safetensors"
     for pattern, what, hint in _FOREIGN_PATTERNS:
         if pattern.match(head):
             raise CheckpointError(f"{path}: {what}", hint)
-    return _pickle_kind(path, head) or _text_kind(path, head)
+    return _pickle_kind(file, head) or _text_kind(path, head)
 
 
-def _zip_kind(path: Path) -> Kind:
-    names = record_names(path)
+def _zip_kind(file: SourceFile) -> Kind:
+    names = [entry.name for entry in read_directory(file.whole)]
     for pattern, kind in _ARCHIVES:
         if any(re.fullmatch(pattern, name) for name in names):
             return kind
     if names and all(name.endswith(".npy") for name in names):
-        raise CheckpointError(f"{path}: a numpy archive (.npz), not a checkpoint", _STATE_DICT)
+        raise CheckpointError(f"{file.path}: a numpy archive (.npz), not a checkpoint", _STATE_DICT)
     return "zip"
 
 
@@ -91,13 +91,12 @@ def _is_safetensors(head: bytes) -> bool:
     return head[8:9] == b"{" and 2 <= length <= LARGEST_HEADER
 
 
-def _pickle_kind(path: Path, head: bytes) -> Kind | None:
-    with path.open("rb") as file:
-        first = scan_pickles(file, most=1)
-    if first.is_torch:
+def _pickle_kind(file: SourceFile, head: bytes) -> Kind | None:
+    is_torch = is_torch_pickle(file)
+    if is_torch:
         return "legacy"
     # Protocols 0 and 1 have no mark of their own, so only a whole pickle counts as one.
-    return "pickle" if first.complete or re.match(rb"\x80[\x02-\x05]", head) else None
+    return "pickle" if is_torch is not None or re.match(rb"\x80[\x02-\x05]", head) else None
 
 
 def _text_kind(path: Path, head: bytes) -> Kind:
@@ -120,10 +119,10 @@ def _is_text(head: bytes) -> bool:
 
 
 def _json_kind(path: Path) -> Kind:
-    try:
-        content = json.loads(path.read_bytes())
-    except (ValueError, RecursionError) as error:
-        raise damaged(path, "it looks like JSON but cannot be parsed") from error
+    def fail(reason: str) -> CheckpointError:
+        return damaged(path, f"it looks like JSON but cannot be parsed: {reason}")
+
+    content = decode_json(read_text(path, fail=fail), Any, fail=fail)
     if isinstance(content, dict) and "weight_map" in content:
         return "index"
     raise CheckpointError(f"{path}: a JSON file, not a checkpoint")

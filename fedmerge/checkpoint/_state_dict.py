@@ -11,6 +11,9 @@ from fedmerge.checkpoint._names import Names, strip_wrappers
 from fedmerge.checkpoint._search import Candidate, choose
 from fedmerge.errors import CheckpointError
 
+_MOST_TENSORS = 100_000
+_LONGEST_NAME = 1_000  # characters
+_MOST_PARTS = 64  # between dots
 _COUNTER = "n_averaged"  # of torch.optim.swa_utils.AveragedModel, beside its "module." names
 
 
@@ -28,11 +31,13 @@ class StateDict:
 
 def normalise(contents: Contents, options: ReadOptions, label: str) -> StateDict:
     """Find the state dict of a container, choose raw or EMA weights, strip names, find ties."""
-    most_bytes = contents.size if contents.files else None
-    choice = choose(contents.tree, options, label=label, most_bytes=most_bytes)
+    choice = choose(contents.tree, options, label=label)
     chosen = choice.candidate
+    _check_names(chosen.tensors, label)
     tensors, weights, ema_notes = _choose_weights(chosen, options, label)
     tensors = {name: t for name, t in tensors.items() if name != _COUNTER}
+    if contents.files:
+        tensors = {name: tensor.within(contents.size) for name, tensor in tensors.items()}
     _check(tensors, label)
     names = strip_wrappers(tensors)
     plain = _rename(tensors, names, label)
@@ -70,10 +75,22 @@ def _choose_weights(
     return taken, weights, notes
 
 
-def _check(tensors: Tensors, label: str) -> None:
-    for name, tensor in tensors.items():
+def _check_names(tensors: Tensors, label: str) -> None:
+    if len(tensors) > _MOST_TENSORS:
+        raise CheckpointError(f"{label}: holds more than {_MOST_TENSORS:,} tensors")
+    for name in tensors:
+        if len(name) > _LONGEST_NAME or name.count(".") > _MOST_PARTS:
+            raise CheckpointError(
+                f"{label}: a tensor's name has {len(name):,} characters and {name.count('.'):,} "
+                f"dots, allowed are {_LONGEST_NAME:,} and {_MOST_PARTS:,}",
+                "save the tensors under names of ordinary length",
+            )
         if not name.isprintable():
             raise CheckpointError(f"{label}: the tensor name {name!a} is no printable text")
+
+
+def _check(tensors: Tensors, label: str) -> None:
+    for name, tensor in tensors.items():
         if tensor.problem:
             raise CheckpointError(
                 f"{label}: '{name}' {tensor.problem}",
@@ -107,7 +124,7 @@ def _ties(tensors: Tensors) -> dict[str, str]:
 
 
 def _ignored_note(chosen: Candidate) -> list[str]:
-    ignored = [ascii(name)[1:-1] for name in chosen.ignored]
+    ignored = [ascii(name[:_LONGEST_NAME])[1:-1] for name in chosen.ignored]
     ignored += [_COUNTER] if _COUNTER in chosen.tensors else []
     if not ignored:
         return []

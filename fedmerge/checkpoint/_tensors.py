@@ -2,16 +2,15 @@
 
 import hashlib
 import math
-from collections.abc import Callable, Hashable
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch.nn.parameter import is_lazy
 
-from fedmerge.checkpoint._mapping import mapped_part
+from fedmerge.checkpoint._files import Region
 from fedmerge.types.arrays import Array
 from fedmerge.types.clients import FLOAT_DTYPES, TensorInfo
 
@@ -20,7 +19,8 @@ INTEGER_DTYPES = (
     *("uint64", "uint32", "uint16", "uint8", "bool"),
 )
 _BLOCK = 1 << 18  # numbers checked at once
-_READ_FROM = 1 << 18  # bytes from which a mapped tensor is read from its file instead
+_MOST_AXES = 32  # as numpy knows them
+_MOST_BYTES = 1 << 62  # that a shape may stand for, its zeros left out
 _WIDER = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
 _OBSTACLES: tuple[tuple[str, Callable[[torch.Tensor], bool]], ...] = (
     ("is not initialised", lambda tensor: bool(is_lazy(tensor))),
@@ -40,6 +40,14 @@ class StoredTensor:
     problem: str = ""  # why it cannot be merged, e.g. "is sparse"
     memory: Hashable = None  # equal for two names of the same tensor, None if unknown
 
+    def within(self, most_bytes: int) -> "StoredTensor":
+        """Return the tensor; with a problem if it claims more bytes than its file can hold."""
+        if self.problem or self.info.size * torch_dtype(self.info.dtype).itemsize <= most_bytes:
+            return self
+        return replace(
+            self, problem=f"claims {self.info.size:,} numbers, more than its file can hold"
+        )
+
     @property
     def is_weight(self) -> bool:
         """Whether it looks like a layer's weights: neither integers nor a single number."""
@@ -51,17 +59,77 @@ def stored(info: TensorInfo, load: Callable[[], torch.Tensor]) -> StoredTensor:
     return StoredTensor(info, load, _dtype_problem(info.dtype))
 
 
-def describe(tensor: torch.Tensor, *, most_bytes: int | None) -> StoredTensor:
-    """Describe a loaded or memory-mapped tensor that may fill at most `most_bytes`."""
+def describe(tensor: torch.Tensor) -> StoredTensor:
+    """Describe a tensor in memory."""
     dtype = dtype_name(tensor.dtype)
     for problem, applies in _OBSTACLES:
         if applies(tensor):
             return StoredTensor(TensorInfo(_shape(tensor), dtype), tensor.detach, problem)
     info = TensorInfo(_shape(tensor), dtype)
-    problem = _dtype_problem(dtype)
-    if most_bytes is not None and info.size * tensor.itemsize > most_bytes:
-        problem = f"claims {info.size:,} numbers, more than its file can hold"
-    return StoredTensor(info, lambda: _copy(tensor), problem, _memory(tensor))
+    return StoredTensor(info, lambda: _copy(tensor), _dtype_problem(dtype), _memory(tensor))
+
+
+@dataclass(frozen=True)
+class View:
+    """Which numbers of a storage a tensor is made of, in which order."""
+
+    offset: int
+    size: tuple[int, ...]
+    stride: tuple[int, ...]
+    is_negated: bool = False
+
+    @staticmethod
+    def dense(size: tuple[int, ...]) -> "View":
+        """Return the view of numbers that lie one after the other."""
+        stride = [1]
+        for length in size[:0:-1]:
+            stride.insert(0, stride[0] * max(1, length))
+        return View(0, size, tuple(stride[len(stride) - len(size) :]))
+
+    @property
+    def span(self) -> int:
+        """How many numbers of the storage lie between the first and the last, both included."""
+        steps = zip(self.size, self.stride, strict=True)
+        return 1 + sum((n - 1) * step for n, step in steps)
+
+
+def strided(
+    locate: Callable[[], Region], dtype: torch.dtype, view: View, *, held: int, owner: Hashable
+) -> StoredTensor:
+    """Describe a tensor that is a view of `held` bytes of a file; refuse what lies outside.
+
+    `locate` says where these bytes are once they are needed, `owner` tells them from others.
+    """
+    check_shape(view.size, dtype.itemsize)
+    if len(view.size) != len(view.stride) or min((*view.stride, view.offset)) < 0:
+        raise ValueError(f"sizes {view.size}, strides {view.stride} and offset {view.offset}")
+    info = TensorInfo(view.size, dtype_name(dtype))
+    if 0 in view.size:
+        return stored(info, lambda: torch.empty(view.size, dtype=dtype))
+    last, count = view.offset + view.span, held // dtype.itemsize
+    if last > count:
+        raise ValueError(f"a tensor reaches number {last:,} of {count:,}")
+    memory = (owner, view, info.dtype)
+    problem = _dtype_problem(info.dtype)
+    return StoredTensor(info, lambda: _read_view(locate(), dtype, view), problem, memory)
+
+
+def check_shape(shape: Sequence[int], itemsize: int) -> None:
+    """Refuse a shape that no tensor can have."""
+    if len(shape) > _MOST_AXES:
+        raise ValueError(f"a tensor has {len(shape):,} axes")
+    if min(shape, default=0) < 0 or math.prod(max(1, n) for n in shape) * itemsize > _MOST_BYTES:
+        raise ValueError(f"a tensor has the shape {tuple(shape)}")
+
+
+def _read_view(region: Region, dtype: torch.dtype, view: View) -> torch.Tensor:
+    """Return a view of a storage as a contiguous tensor, read without a memory map."""
+    flat = torch.empty(view.span, dtype=dtype)
+    target = raw_bytes(flat).data
+    region.read_into(target, view.offset * dtype.itemsize)
+    region.check(target if target.nbytes == region.size else None)
+    tensor = flat.as_strided(view.size, view.stride).contiguous()
+    return -tensor if view.is_negated else tensor
 
 
 def dtype_name(dtype: torch.dtype) -> str:
@@ -98,24 +166,6 @@ def raw_bytes(tensor: torch.Tensor) -> NDArray[np.uint8]:
         return np.empty(0, dtype=np.uint8)
     array: NDArray[np.uint8] = tensor.reshape(-1).view(torch.uint8).numpy()
     return array
-
-
-def read_part(path: Path, offset: int, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    """Return a contiguous tensor from its place in a file, read without a memory map.
-
-    Pages of a map stay resident after their tensor is gone.
-    """
-    tensor = torch.empty(shape, dtype=dtype)
-    target = raw_bytes(tensor)
-    with path.open("rb", buffering=0) as file:
-        file.seek(offset)
-        done = 0
-        while done < target.nbytes:  # one call reads at most 2 GiB
-            count = file.readinto(target[done:].data)
-            if not count:
-                raise EOFError("the file has become shorter since it was opened")
-            done += count
-    return tensor
 
 
 def non_finite(tensor: torch.Tensor) -> tuple[int, int]:
@@ -157,22 +207,7 @@ def _shape(tensor: torch.Tensor) -> tuple[int, ...]:
 
 def _copy(tensor: torch.Tensor) -> torch.Tensor:
     plain = tensor.detach().resolve_neg().cpu()
-    read = _read_mapped(plain)
-    # Also where nothing was mapped: the caller owns what it gets.
-    return plain.clone(memory_format=torch.contiguous_format) if read is None else read
-
-
-def _read_mapped(tensor: torch.Tensor) -> torch.Tensor | None:
-    """Return a large tensor that maps a file by reading the file; None if it is none such."""
-    span = 1 + sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True))
-    size = tensor.numel() * tensor.itemsize
-    if size < _READ_FROM or span != tensor.numel():
-        return None
-    place = mapped_part(tensor.data_ptr(), size)
-    if place is None:
-        return None
-    flat = read_part(place.path, place.offset, (span,), tensor.dtype)
-    return flat.as_strided(tensor.shape, tensor.stride()).contiguous()
+    return plain.clone(memory_format=torch.contiguous_format)  # the caller owns what it gets
 
 
 def _memory(tensor: torch.Tensor) -> Hashable:

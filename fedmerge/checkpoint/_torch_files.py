@@ -1,91 +1,187 @@
-"""Read what `torch.save` wrote, always with torch's weights-only unpickler."""
+"""Read what `torch.save` wrote, without torch: tensors are described, and read when asked for."""
 
-import io
 import re
-import warnings
-from collections.abc import Callable, Iterable
+import sys
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import torch
 
-from fedmerge.checkpoint._allowed import import_globals
-from fedmerge.checkpoint._archive import Archive, checked_entries, open_archive, record_start
+from fedmerge.checkpoint._archive import Archive, open_archive
 from fedmerge.checkpoint._contents import Contents, ReadOptions
-from fedmerge.checkpoint._globals import Scan, scan_pickles
-from fedmerge.checkpoint._refusals import RESAVE, refusal, unsafe
+from fedmerge.checkpoint._failures import damaged
+from fedmerge.checkpoint._files import Region, SourceFile
+from fedmerge.checkpoint._machine import Known, Trust
+from fedmerge.checkpoint._pickle import NOTHING, PickleError, Unpickled, read_pickle
+from fedmerge.checkpoint._rebuild import Storage, tensor_names
+from fedmerge.checkpoint._refusals import RESAVE, admitting, understood, unsafe
 from fedmerge.errors import CheckpointError
 
-_LEGACY_PICKLES = 5  # magic number, version, system, object, storage keys
+TORCH_MAGIC = 0x1950A86A20F9469CFC6C  # the first pickle of torch's legacy files
+
+_MOST_PICKLES = 100  # of a file that is none of torch's; nobody puts as many into one
 _PICKLE_RECORD = re.compile(r"[^/]+/data\.pkl")
+_COUNT = 8  # bytes that say how many numbers of a storage follow, in a legacy file
 
 
-def read_zip(path: Path, options: ReadOptions) -> Contents:
-    """Read a zip file of `torch.save`, its tensors memory-mapped."""
-    archive = open_archive(path)
-    record = _pickle_record(path, archive.entries)
-
-    def scan() -> Scan:
-        return scan_pickles(io.BytesIO(archive.read(record)), most=1)
-
-    def load() -> object:
-        if path.suffix != ".safetensors":
-            return torch.load(str(path), map_location="cpu", weights_only=True, mmap=True)
-        # torch takes a path that ends so for such a file: hand it the open file.
-        return _load_file(path)
-
-    return Contents("torch zip", _load(path, options, scan, load), (path,), archive.size)
+def read_zip(file: SourceFile, options: ReadOptions) -> Contents:
+    """Read a zip file of `torch.save`."""
+    return Contents("torch zip", zip_tree(file.whole, options), (file,))
 
 
-def read_legacy(path: Path, options: ReadOptions) -> Contents:
-    """Read a file of `torch.save` before 1.6, its tensors held in memory."""
-    tree = _load(path, options, lambda: _scan_file(path, _LEGACY_PICKLES), lambda: _load_file(path))
-    return Contents("torch legacy", tree, (path,), path.stat().st_size)
+def zip_tree(region: Region, options: ReadOptions) -> object:
+    """Return what `torch.save` put into a zip file, or into a record of another one."""
+    archive = open_archive(region)
+    record = _pickle_record(archive.path, archive.entries)
+    root = record.removesuffix("data.pkl")
+    check_byte_order(archive, root)
+    storages = ArchiveStorages(archive, f"{root}data/")
+    trust = Trust(tensor_names(), admitting(options.allow_globals), storages.load)
+    content = archive.content(record)
+    content.check()
+    return understood(archive.path, lambda: read_pickle(content, trust)).value
 
 
-def load_record(archive: Archive, record: str, options: ReadOptions) -> object:
-    """Return what `torch.save` put into a record of another archive, held in memory."""
-    content = archive.read(record)
-    entries = checked_entries(archive.path, io.BytesIO(content), len(content))
-    start = record_start(io.BytesIO(content), entries[_pickle_record(archive.path, entries)])
-
-    def scan() -> Scan:
-        return scan_pickles(io.BytesIO(content[start:]), most=1)
-
-    def load() -> object:
-        return torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
-
-    return _load(archive.path, options, scan, load)
+def check_byte_order(archive: Archive, root: str) -> None:
+    """Refuse numbers that this machine would read from the wrong end."""
+    if f"{root}byteorder" not in archive.entries:
+        return
+    order = archive.read(f"{root}byteorder")[:16].decode("ascii", "replace")
+    if order != sys.byteorder:
+        raise CheckpointError(
+            f"{archive.path}: numbers are {order}-endian, this machine is {sys.byteorder}-endian",
+            "save the model's state dict with torch.save on the machine that made it",
+        )
 
 
-def refuse_pickle(path: Path, options: ReadOptions) -> NoReturn:
-    """Refuse a pickle that torch did not write, without ever loading it."""
-    scan = _scan_file(path, most=path.stat().st_size)
-    if scan.globals:
-        raise unsafe(path, scan.globals)
-    raise CheckpointError(f"{path}: a pickle but no torch checkpoint", RESAVE)
+class ArchiveStorages:
+    """The storages that a pickle refers to, each a record of its archive."""
+
+    def __init__(self, archive: Archive, folder: str) -> None:
+        self._archive = archive
+        self._folder = folder
+        self._found: dict[str, Region] = {}
+
+    def load(self, reference: Any) -> Storage:
+        """Return the storage that a reference means."""
+        dtype, key, count = storage_reference(reference)
+        record = self._folder + key
+        if record not in self._archive.entries:
+            raise ValueError(f"its record '{record}' is missing")
+        if record not in self._found:
+            self._found[record] = self._archive.content(record)
+        region = self._found[record]
+        if count * dtype.itemsize > region.size:
+            raise ValueError(
+                f"its record '{record}' has {region.size:,} bytes, too few for {count:,}"
+            )
+        return Storage(dtype, count, record, lambda: region)
 
 
-def _load(
-    path: Path, options: ReadOptions, scan: Callable[[], Scan], load: Callable[[], object]
-) -> object:
-    admitted = import_globals(options.allow_globals)
-    with torch.serialization.safe_globals(admitted), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        try:
-            return load()
-        except Exception as error:  # hostile bytes make torch raise nearly anything
-            raise refusal(path, error, scan(), options) from error
+def storage_reference(reference: Any) -> tuple[torch.dtype, str, int]:
+    """Return dtype, key and size from ("storage", kind, key, device, count, …)."""
+    mark, kind, key, _, count = reference[:5]
+    is_kind = isinstance(kind, Known) and isinstance(kind.value, torch.dtype)
+    if mark != "storage" or not is_kind or not isinstance(key, str) or type(count) is not int:
+        raise ValueError("a reference to something that is no storage")
+    if count < 0:
+        raise ValueError(f"a storage of {count:,} numbers")
+    return kind.value, key, count
 
 
-def _load_file(path: Path) -> object:
-    with path.open("rb") as file:
-        return torch.load(file, map_location="cpu", weights_only=True, mmap=False)
+def read_legacy(file: SourceFile, options: ReadOptions) -> Contents:
+    """Read a file of `torch.save` before 1.6: pickles, then the numbers of all storages."""
+    region, places = file.whole, dict[str, Region]()
+    dtypes: dict[str, torch.dtype] = {}
+
+    def load(reference: Any) -> Storage:
+        dtype, key, count = storage_reference(reference)
+        if dtypes.setdefault(key, dtype) != dtype:
+            raise ValueError(f"the storage '{key}' has two types")
+        view = reference[5] if len(reference) > 5 else None
+        return Storage(dtype, *_legacy_view(view, key, count, dtype.itemsize, places))
+
+    plain = Trust(is_admitted=admitting(options.allow_globals))
+    trust = Trust(tensor_names(), plain.is_admitted, load)
+    found = NOTHING
+    for _ in range(3):  # magic number, version, system
+        found = _next_pickle(region, plain, found)
+    system = found.value
+    tree = _next_pickle(region, trust, found)
+    keys = _next_pickle(region, plain, tree)
+    if isinstance(system, dict) and system.get("little_endian") is False:
+        raise CheckpointError(f"{file.path}: numbers are big-endian", RESAVE)
+    places |= _storage_places(region, keys, dtypes)
+    return Contents("torch legacy", tree.value, (file,))
 
 
-def _scan_file(path: Path, most: int) -> Scan:
-    with path.open("rb") as file:
-        return scan_pickles(file, most)
+def _next_pickle(region: Region, trust: Trust, last: Unpickled) -> Unpickled:
+    return understood(region.file.path, lambda: read_pickle(region, trust, after=last))
+
+
+def _legacy_view(
+    view: object, key: str, count: int, itemsize: int, places: Mapping[str, Region]
+) -> tuple[int, object, Any]:
+    """Return count, key and place of a storage, which may be a view of another one."""
+    if view is None:
+        return count, key, lambda: places[key]
+    view_key, offset, size = view if isinstance(view, tuple) else (None, None, None)
+    if (
+        type(offset) is not int
+        or type(size) is not int
+        or not 0 <= offset <= offset + size <= count
+    ):
+        raise ValueError("a view beyond its storage")
+    return (
+        *(size, (key, view_key)),
+        lambda: places[key].part(offset * itemsize, size * itemsize),
+    )
+
+
+def _storage_places(
+    region: Region, keys: Unpickled, dtypes: Mapping[str, torch.dtype]
+) -> dict[str, Region]:
+    """Return where the numbers of each storage lie, in the order of the keys."""
+    path = region.file.path
+    if not isinstance(keys.value, list) or set(keys.value) != set(dtypes):
+        raise damaged(path, "its storages are not those that its tensors need")
+    places: dict[str, Region] = {}
+    place = keys.end
+    for key in keys.value:
+        if place + _COUNT > region.size:
+            raise damaged(path, "it ends too early")
+        count = int.from_bytes(region.read(place, _COUNT), "little")
+        size = count * dtypes[key].itemsize
+        place += _COUNT
+        if place + size > region.size:
+            raise damaged(path, "it ends too early")
+        places[key] = region.part(place, size)
+        place += size
+    return places
+
+
+def is_torch_pickle(file: SourceFile) -> bool | None:
+    """Return whether a file begins with torch's magic number; None if with no whole pickle."""
+    try:
+        return read_pickle(file.whole, Trust()).value == TORCH_MAGIC
+    except PickleError:
+        return None
+
+
+def refuse_pickle(file: SourceFile, options: ReadOptions) -> NoReturn:
+    """Refuse a pickle that torch did not write; all names of all its pickles are told."""
+    asked: dict[str, None] = {}
+    found = NOTHING
+    try:
+        for _ in range(_MOST_PICKLES):
+            found = read_pickle(file.whole, Trust(), after=found)
+            asked |= dict.fromkeys(found.asked)
+    except PickleError as error:
+        asked |= dict.fromkeys(error.asked)
+    if asked:
+        raise unsafe(file.path, list(asked))
+    raise CheckpointError(f"{file.path}: a pickle but no torch checkpoint", RESAVE)
 
 
 def _pickle_record(path: Path, names: Iterable[str]) -> str:

@@ -1,8 +1,10 @@
 """What an exported program's file says of its model."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
+
+from fedmerge.types.clients import TensorInfo
 
 DTYPES: Mapping[int, str] = {  # the number that stands for a dtype in the JSON, torch's name
     1: "uint8", 2: "int8", 3: "int16", 4: "int32", 5: "int64",
@@ -12,14 +14,34 @@ DTYPES: Mapping[int, str] = {  # the number that stands for a dtype in the JSON,
 }  # fmt: skip
 
 
+class ProgramTensor(Protocol):
+    """A tensor of a program, whose values are read when they are asked for."""
+
+    @property
+    def info(self) -> TensorInfo:
+        """Its shape and dtype."""
+
+    @property
+    def problem(self) -> str:
+        """Why it cannot be used, if it can't."""
+
+    @property
+    def memory(self) -> Hashable:
+        """What is equal for two names of the same tensor."""
+
+    @property
+    def load(self) -> Callable[[], Any]:
+        """What gives its values, as a tensor of torch's."""
+
+
 @dataclass(frozen=True)
 class Program:
     """An exported program as its file describes it; nothing of it was run.
 
-    Tensors are torch's, under the program's own names.
+    Tensors stand under the program's own names.
     """
 
     graph_module: Mapping[str, Any]  # the file's JSON: the graph and its signature
-    weights: Mapping[str, Any]  # parameters and buffers
-    constants: Mapping[str, Any]  # tensors that are no weights
-    examples: tuple[Any, ...]  # the inputs it was exported with, flat; () where unknown
+    weights: Mapping[str, ProgramTensor]  # parameters and buffers
+    constants: Mapping[str, ProgramTensor | None]  # tensors that are no weights; None: no tensor
+    examples: tuple[Any, ...]  # torch's tensors it was exported with, flat; () where unknown

@@ -7,7 +7,7 @@ unpickles with all of Python and evaluates the file's expressions as code.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -107,7 +107,7 @@ def _read_code(program: Program) -> _Code:
         results=_results(signature["output_specs"]),
         operators={t: operator_of(t) for t in {node["target"] for node in _nodes(graph)}},
         examples=program.examples,
-        dtype=_precision(program.weights.values(), torch.float32),
+        dtype=_exported_precision(program),
     )
 
 
@@ -140,18 +140,19 @@ def _nodes(graph: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
 
 def _hold_tensors(module: nn.Module, program: Program, code: _Code) -> None:
     """Register every tensor of the signature; parameters that share memory stay one."""
-    shared: dict[tuple[Any, ...], nn.Parameter] = {}
+    shared: dict[Hashable, nn.Parameter] = {}
     for kind, target in code.sources.values():
-        tensor = program.weights.get(target, program.constants.get(target))
-        if not isinstance(tensor, Tensor):
-            raise ValueError(f"'{target}' has no tensor")
+        stored = program.weights.get(target) or program.constants.get(target)
+        if stored is None or stored.problem:
+            raise ValueError(f"'{target}' has no tensor that can be used")
         owner, leaf = _owner(module, target)
         if kind == "parameter":
-            key = (tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype)
-            parameter = shared.setdefault(key, nn.Parameter(tensor, requires_grad=False))
-            owner.register_parameter(leaf, parameter)
+            key = target if stored.memory is None else stored.memory
+            if key not in shared:
+                shared[key] = nn.Parameter(stored.load(), requires_grad=False)
+            owner.register_parameter(leaf, shared[key])
         else:
-            owner.register_buffer(leaf, tensor, persistent=target in program.weights)
+            owner.register_buffer(leaf, stored.load(), persistent=target in program.weights)
 
 
 def _owner(module: nn.Module, target: str) -> tuple[nn.Module, str]:
@@ -170,10 +171,16 @@ def _tensor(module: nn.Module, target: str) -> Tensor:
     return tensor
 
 
-def _precision(tensors: Iterator[Any] | Any, default: torch.dtype) -> torch.dtype:
+def _exported_precision(program: Program) -> torch.dtype:
+    """Return the dtype of the program's first float tensor."""
+    floats = (tensor.info.dtype for tensor in program.weights.values() if tensor.info.is_float)
+    dtype: torch.dtype = getattr(torch, next(floats, "float32"))
+    return dtype
+
+
+def _precision(tensors: Iterable[Tensor], default: torch.dtype) -> torch.dtype:
     """Return the dtype of the first float tensor."""
-    floats = (t.dtype for t in tensors if isinstance(t, Tensor) and t.is_floating_point())
-    return next(floats, default)
+    return next((tensor.dtype for tensor in tensors if tensor.is_floating_point()), default)
 
 
 def _run(

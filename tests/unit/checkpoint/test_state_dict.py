@@ -12,7 +12,8 @@ from tests.unit.checkpoint.samples import prefixed, save_zip, state
 
 
 def opened(content: object, folder: Path, **options: Any) -> Checkpoint:
-    return open_checkpoint(save_zip(content, folder / "a.pt"), ReadOptions(**options))
+    path = folder / f"a{len(list(folder.iterdir()))}.pt"  # one file per call: none may change
+    return open_checkpoint(save_zip(content, path), ReadOptions(**options))
 
 
 def optimizer() -> dict[str, Any]:

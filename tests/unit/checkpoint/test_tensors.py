@@ -1,12 +1,16 @@
+import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from fedmerge.checkpoint import _tensors, open_checkpoint
-from fedmerge.checkpoint._mapping import mapped_part
-from fedmerge.checkpoint._tensors import non_finite
-from tests.unit.checkpoint.samples import save_zip
+from fedmerge.checkpoint._tensors import View, non_finite
+from fedmerge.errors import CheckpointError
+from tests.unit.checkpoint.samples import save_legacy, save_safetensors, save_zip
 
 LARGE = 300  # rows and columns of a tensor that is read from its file
 
@@ -39,29 +43,10 @@ def test_nothing_and_single_numbers_are_finite() -> None:
     assert non_finite(torch.tensor(torch.inf)) == (0, 1)
 
 
-@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="the system does not say")
-def test_a_mapped_tensor_is_found_in_its_file(tmp_path: Path) -> None:
-    path = save_zip({"w": matrix()}, tmp_path / "a name with spaces.pt")
-    tensor = torch.load(path, weights_only=True, mmap=True)["w"]
-    place = mapped_part(tensor.data_ptr(), tensor.nbytes)
-    assert place is not None
-    assert place.path == path
-    content = path.read_bytes()[place.offset : place.offset + tensor.nbytes]
-    assert content == matrix().numpy().tobytes()
-    assert mapped_part(matrix().data_ptr(), tensor.nbytes) is None
-    path.rename(tmp_path / "b.pt")
-    moved = mapped_part(tensor.data_ptr(), tensor.nbytes)
-    assert moved is not None
-    assert moved.path == tmp_path / "b.pt"
-    save_zip({"w": matrix() + 1}, tmp_path / "c.pt").replace(tmp_path / "b.pt")
-    assert mapped_part(tensor.data_ptr(), tensor.nbytes) is None  # another file by that name
-
-
-@pytest.mark.parametrize("read_from", [0, 1 << 18, 1 << 40])
+@pytest.mark.parametrize("save", [save_zip, save_legacy])
 def test_tensors_of_torch_files_are_read_whatever_their_strides(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, read_from: int
+    tmp_path: Path, save: Callable[[object, Path], Path]
 ) -> None:
-    monkeypatch.setattr(_tensors, "_READ_FROM", read_from)
     images = torch.arange(9_600.0).reshape(4, 4, 60, 10)
     state = {
         "plain": matrix(),
@@ -74,14 +59,58 @@ def test_tensors_of_torch_files_are_read_whatever_their_strides(
         "scalar": torch.tensor(3.0),
         "none": torch.zeros(0, 3),
     }
-    client = open_checkpoint(save_zip(state, tmp_path / "a.pt"))
+    client = open_checkpoint(save(state, tmp_path / "a.pt"))
     for name, tensor in state.items():
         found = client.read_torch(name)
         assert torch.equal(found, tensor), name
         assert found.is_contiguous()
 
 
-def test_a_torch_file_replaced_while_open_is_read_as_it_was(tmp_path: Path) -> None:
-    client = open_checkpoint(save_zip({"w": matrix()}, tmp_path / "a.pt"))
-    save_zip({"w": matrix() + 1}, tmp_path / "b.pt").replace(tmp_path / "a.pt")
-    assert torch.equal(client.read_torch("w"), matrix())
+@pytest.mark.parametrize("save", [save_zip, save_legacy, save_safetensors])
+def test_a_file_that_changed_since_it_was_opened_is_refused(
+    tmp_path: Path, save: Callable[[object, Path], Path]
+) -> None:
+    path, other = tmp_path / "a.pt", tmp_path / "b.pt"
+    content = save({"w": matrix()}, path).read_bytes()
+    for change in (
+        lambda: path.write_bytes(content[: len(content) // 2]),  # which would end a memory map
+        lambda: path.write_bytes(content),  # in place, and at another time
+        lambda: save({"w": matrix() + 1}, other).replace(path),
+    ):
+        path.write_bytes(content)
+        os.utime(path, ns=(0, 0))
+        client = open_checkpoint(path)
+        assert torch.equal(client.read_torch("w"), matrix())
+        change()
+        with pytest.raises(CheckpointError, match="changed while it was being read"):
+            client.read_torch("w")
+        with pytest.raises(CheckpointError, match="changed while it was being read"):
+            client.sha256()
+
+
+def test_a_record_that_contradicts_its_checksum_is_refused(tmp_path: Path) -> None:
+    path = save_zip({"w": matrix(), "v": matrix() + 1}, tmp_path / "a.pt")
+    content = bytearray(path.read_bytes())
+    content[content.index(matrix().numpy().tobytes()[:64])] ^= 1
+    path.write_bytes(content)
+    client = open_checkpoint(path)
+    assert torch.equal(client.read_torch("v"), matrix() + 1)
+    with pytest.raises(CheckpointError, match="contradict their checksum"):
+        client.read_torch("w")
+
+
+def test_files_without_checksums_are_read(tmp_path: Path) -> None:
+    torch.serialization.set_crc32_options(False)
+    try:
+        path = save_zip({"w": matrix()}, tmp_path / "a.pt")
+    finally:
+        torch.serialization.set_crc32_options(True)
+    assert torch.equal(open_checkpoint(path).read_torch("w"), matrix())
+
+
+@given(shapes=st.lists(st.integers(0, 5), max_size=4))
+def test_dense_views_have_the_strides_of_torch(shapes: list[int]) -> None:
+    view = View.dense(tuple(shapes))
+    if all(shapes):
+        assert view.stride == torch.empty(shapes).stride()
+    assert len(view.stride) == len(shapes)

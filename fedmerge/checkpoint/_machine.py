@@ -1,0 +1,193 @@
+"""The stack machine that a pickle is a program for, without any step that calls what it names."""
+
+import _compat_pickle
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from fedmerge.checkpoint._files import Region
+
+UNRESOLVED = "a name that is computed while loading"
+MALFORMED = (  # what our steps raise on a program that makes no sense
+    *(IndexError, KeyError, TypeError, ValueError, AttributeError),
+    *(OverflowError, RecursionError),
+)
+
+_CHUNK = 1 << 18  # bytes read at once
+_LONGEST_LINE = 10_000  # bytes of a number, name or string that ends with a line
+_LARGEST_KEY = 1 << 60  # of integers: hashes of larger ones can be made to collide
+_MOST_MEMORIES = 1_000_000
+_MOST_NAMES = 10_000  # that the table does not know
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Known:
+    """A name that stands for a function of ours, or for a value that is never called."""
+
+    name: str
+    call: Callable[..., object] | None = None
+    value: object = None
+
+
+@dataclass(eq=False, slots=True)
+class Inert:
+    """An object of a class that was never imported: what the file says of it, nothing else."""
+
+    name: str
+    state: object = None
+    content: dict[object, object] | list[object] | None = None
+
+
+@dataclass(frozen=True)
+class Trust:
+    """What the names in a pickle stand for."""
+
+    known: Mapping[str, Known] = field(default_factory=dict)
+    is_admitted: Callable[[str], bool] = lambda name: False  # as a class of inert objects
+    load_storage: Callable[[Any], object] | None = None  # from a persistent id
+
+
+class Stream:
+    """The bytes of a region one after the other."""
+
+    def __init__(self, region: Region, start: int) -> None:
+        self._region = region
+        self._next = start  # place in the region of what follows the buffer
+        self._buffer = b""
+        self._at = 0
+
+    @property
+    def place(self) -> int:
+        """How far the region was read."""
+        return self._next - len(self._buffer) + self._at
+
+    def take(self, count: int) -> bytes:
+        """Return so many bytes, which must be there."""
+        end = self._at + count
+        if end > len(self._buffer):
+            self._fill(count)
+            end = self._at + count
+        taken = self._buffer[self._at : end]
+        self._at = end
+        return taken
+
+    def line(self) -> bytes:
+        """Return the bytes up to the end of a line, without it."""
+        if len(self._buffer) - self._at <= _LONGEST_LINE:
+            self._fill(min(_LONGEST_LINE, self._region.size - self.place))
+        end = self._buffer.find(b"\n", self._at, self._at + _LONGEST_LINE)
+        if end < 0:
+            raise ValueError("a line that does not end")
+        return self.take(end - self._at + 1)[:-1]
+
+    def _fill(self, count: int) -> None:
+        """Have so many bytes in the buffer from here on."""
+        rest = self._buffer[self._at :]
+        left = self._region.size - self._next
+        if count - len(rest) > left:
+            raise ValueError("it ends too early")
+        more = min(left, max(_CHUNK, count - len(rest)))
+        self._buffer = rest + self._region.read(self._next, more)
+        self._next += more
+        self._at = 0
+
+
+class Machine:
+    """The stack, the marks and the memo of one pickle."""
+
+    def __init__(self, stream: Stream, trust: Trust) -> None:
+        self.stream = stream
+        self.take = stream.take
+        self.trust = trust
+        self.stack: list[Any] = []
+        self.marks: list[list[Any]] = []
+        self.memo: dict[int, Any] = {}
+        self.asked: dict[str, None] = {}
+        self.protocol = 0
+        self._found: dict[str, Known] = {}
+
+    def push(self, value: object) -> None:
+        """Put a value on top."""
+        self.stack.append(value)
+
+    def above_mark(self) -> list[Any]:
+        """Return what was pushed since the last mark, without it."""
+        items = self.stack
+        self.stack = self.marks.pop()
+        return items
+
+    def remember(self, number: int) -> None:
+        """Keep what is on top for later."""
+        if not 0 <= number < _LARGEST_KEY or len(self.memo) >= _MOST_MEMORIES:
+            raise ValueError(f"it keeps more than {_MOST_MEMORIES:,} values for later")
+        self.memo[number] = self.stack[-1]
+
+    def find(self, module: object, name: object) -> object:
+        """Return what a name stands for; note it where that is nothing."""
+        if isinstance(module, str) and isinstance(name, str):
+            full = _modern(module, name) if self.protocol < 3 else f"{module}.{name}"
+        else:
+            full = UNRESOLVED
+        if full not in self._found:
+            self._found[full] = self.trust.known.get(full) or self._unknown(full)
+        return self._found[full]
+
+    def _unknown(self, name: str) -> Known:
+        if not self.trust.is_admitted(name):
+            self.asked[name] = None
+        if len(self._found) >= _MOST_NAMES:
+            raise ValueError(f"it names more than {_MOST_NAMES:,} functions and classes")
+        return Known(name, call=lambda *args: Inert(name))
+
+    def call(self, function: object, arguments: object) -> object:
+        """Return what one of our functions makes of a file's arguments."""
+        if not isinstance(function, Known) or function.call is None:
+            raise ValueError("it calls something that is no function")
+        if not isinstance(arguments, tuple):
+            raise ValueError(f"'{function.name}' is called without a tuple of arguments")
+        try:
+            return function.call(*arguments)
+        except MALFORMED as error:
+            raise ValueError(f"'{function.name}': {error}") from error
+
+    def add_entries(self, items: list[Any]) -> None:
+        """Put keys and values, one after the other, into the dictionary on top."""
+        if len(items) % 2:
+            raise ValueError("a key without a value")
+        target = self.stack[-1]
+        if isinstance(target, Inert):
+            target.content = target.content if isinstance(target.content, dict) else {}
+            target = target.content
+        if not isinstance(target, dict):
+            raise ValueError("entries of something that is no dictionary")
+        target.update(zip(map(as_key, items[::2]), items[1::2], strict=True))
+
+    def add_items(self, items: list[Any]) -> None:
+        """Append to the list on top."""
+        target = self.stack[-1]
+        if isinstance(target, Inert):
+            target.content = target.content if isinstance(target.content, list) else []
+            target = target.content
+        if not isinstance(target, list):
+            raise ValueError("items of something that is no list")
+        target += items
+
+
+def _modern(module: str, name: str) -> str:
+    """Return a name of Python 2 as Python 3 has it."""
+    if (module, name) in _compat_pickle.NAME_MAPPING:
+        module, name = _compat_pickle.NAME_MAPPING[(module, name)]
+    return f"{_compat_pickle.IMPORT_MAPPING.get(module, module)}.{name}"
+
+
+class _OddKey:
+    """Stands for a key that is neither text nor a plain number: hashing it could take for ever."""
+
+    __slots__ = ()
+
+
+def as_key(value: object) -> object:
+    """Return what stands for a key in our dictionaries."""
+    if type(value) is str or value is None or type(value) is bool:
+        return value
+    return value if type(value) is int and abs(value) < _LARGEST_KEY else _OddKey()

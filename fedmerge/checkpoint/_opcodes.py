@@ -1,0 +1,253 @@
+"""The steps of a pickle's program, by their codes."""
+
+import codecs
+import pickle
+import struct
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias
+
+from fedmerge.checkpoint._machine import Inert, Machine, as_key
+
+Step: TypeAlias = Callable[[Machine], None]
+
+_LONGEST_NUMBER = 1_000  # bytes
+
+
+def _global(machine: Machine) -> None:
+    module, name = (machine.stream.line().decode() for _ in range(2))
+    machine.push(machine.find(module, name))
+
+
+def _stack_global(machine: Machine) -> None:
+    name, module = machine.stack.pop(), machine.stack.pop()
+    machine.push(machine.find(module, name))
+
+
+def _extension(size: int) -> Step:
+    def step(machine: Machine) -> None:
+        code = int.from_bytes(machine.take(size), "little")
+        machine.push(machine.find("copyreg", f"extension {code}"))
+
+    return step
+
+
+def _instance(machine: Machine) -> None:
+    module, name = (machine.stream.line().decode() for _ in range(2))
+    arguments = tuple(machine.above_mark())
+    machine.push(machine.call(machine.find(module, name), arguments))
+
+
+def _object(machine: Machine) -> None:
+    function, *arguments = machine.above_mark()
+    machine.push(machine.call(function, tuple(arguments)))
+
+
+def _reduce(machine: Machine) -> None:
+    arguments = machine.stack.pop()
+    machine.push(machine.call(machine.stack.pop(), arguments))
+
+
+def _new_with_keywords(machine: Machine) -> None:
+    machine.stack.pop()
+    _reduce(machine)
+
+
+def _build(machine: Machine) -> None:
+    state = machine.stack.pop()
+    if isinstance(machine.stack[-1], Inert):
+        machine.stack[-1].state = state
+
+
+def _persistent(machine: Machine) -> None:
+    if machine.trust.load_storage is None:
+        raise ValueError("it refers to something outside of it")
+    machine.push(machine.trust.load_storage(machine.stack.pop()))
+
+
+def _number(text: bytes) -> int:
+    return int.from_bytes(text, "little", signed=True)
+
+
+def _short_number(length: int) -> Step:
+    def step(machine: Machine) -> None:
+        size = int.from_bytes(machine.take(length), "little")
+        if size > _LONGEST_NUMBER:
+            raise ValueError(f"a number of {size:,} bytes")
+        machine.push(_number(machine.take(size)))
+
+    return step
+
+
+def _line_number(machine: Machine) -> None:
+    text = machine.stream.line().decode()
+    is_flag = text in ("00", "01")
+    machine.push(text == "01" if is_flag else int(text.removesuffix("L")))
+
+
+def _line_string(machine: Machine) -> None:
+    text = machine.stream.line().strip()
+    if len(text) < 2 or text[:1] not in b"'\"" or text[:1] != text[-1:]:
+        raise ValueError("a string without quotes")
+    machine.push(_old_text(codecs.escape_decode(text[1:-1])[0]))
+
+
+def _sized(length: int, decode: Callable[[bytes], object]) -> Step:
+    """Return the step that takes a size of some bytes and then so many bytes."""
+
+    def step(machine: Machine) -> None:
+        size = int.from_bytes(machine.take(length), "little")
+        machine.push(decode(machine.take(size)))
+
+    return step
+
+
+def _fixed(length: int, decode: Callable[[bytes], object]) -> Step:
+    return lambda machine: machine.push(decode(machine.take(length)))
+
+
+def _constant(value: object) -> Step:
+    return lambda machine: machine.push(value)
+
+
+def _text(content: bytes) -> str:
+    return content.decode("utf-8", "surrogatepass")
+
+
+def _old_text(content: bytes) -> str:
+    """Return a string of Python 2, which may be any bytes."""
+    return content.decode("utf-8", "replace")
+
+
+def _unsigned(content: bytes) -> int:
+    return int.from_bytes(content, "little")
+
+
+def _from_mark(build: Callable[[list[Any]], object]) -> Step:
+    return lambda machine: machine.push(build(machine.above_mark()))
+
+
+def _from_top(count: int) -> Step:
+    def step(machine: Machine) -> None:
+        if len(machine.stack) < count:
+            raise IndexError("its stack is empty")
+        items = tuple(machine.stack[-count:])
+        del machine.stack[-count:]
+        machine.push(items)
+
+    return step
+
+
+def _put(length: int) -> Step:
+    def step(machine: Machine) -> None:
+        machine.remember(_unsigned(machine.take(length)))
+
+    return step
+
+
+def _get(length: int) -> Step:
+    def step(machine: Machine) -> None:
+        machine.push(machine.memo[_unsigned(machine.take(length))])
+
+    return step
+
+
+def _mark(machine: Machine) -> None:
+    machine.marks.append(machine.stack)
+    machine.stack = []
+
+
+def _pop(machine: Machine) -> None:
+    if machine.stack:
+        machine.stack.pop()
+    else:
+        machine.above_mark()
+
+
+def _pop_mark(machine: Machine) -> None:
+    machine.above_mark()
+
+
+def _frame(machine: Machine) -> None:
+    machine.take(8)  # its size says nothing that its steps do not say
+
+
+def _protocol(machine: Machine) -> None:
+    machine.protocol = machine.take(1)[0]
+    if machine.protocol > pickle.HIGHEST_PROTOCOL:
+        raise ValueError(f"the unknown protocol {machine.protocol}")
+
+
+def _dictionary(items: list[Any]) -> dict[object, object]:
+    return dict(zip(map(as_key, items[::2]), items[1::2], strict=True))
+
+
+STOP = pickle.STOP[0]
+_NAMED: Mapping[bytes, Step] = {
+    pickle.MARK: _mark,
+    pickle.POP: _pop,
+    pickle.POP_MARK: _pop_mark,
+    pickle.DUP: lambda machine: machine.push(machine.stack[-1]),
+    pickle.FLOAT: lambda machine: machine.push(float(machine.stream.line())),
+    pickle.INT: _line_number,
+    pickle.LONG: _line_number,
+    pickle.BININT: _fixed(4, _number),
+    pickle.BININT1: _fixed(1, _unsigned),
+    pickle.BININT2: _fixed(2, _unsigned),
+    pickle.BINFLOAT: _fixed(8, lambda content: struct.unpack(">d", content)[0]),
+    pickle.LONG1: _short_number(1),
+    pickle.LONG4: _short_number(4),
+    pickle.NONE: _constant(None),
+    pickle.NEWTRUE: _constant(True),
+    pickle.NEWFALSE: _constant(False),
+    pickle.BINPERSID: _persistent,
+    pickle.STRING: _line_string,
+    pickle.UNICODE: lambda machine: machine.push(_text(machine.stream.line())),
+    pickle.BINSTRING: _sized(4, _old_text),
+    pickle.SHORT_BINSTRING: _sized(1, _old_text),
+    pickle.BINUNICODE: _sized(4, _text),
+    pickle.SHORT_BINUNICODE: _sized(1, _text),
+    pickle.BINUNICODE8: _sized(8, _text),
+    pickle.BINBYTES: _sized(4, bytes),
+    pickle.SHORT_BINBYTES: _sized(1, bytes),
+    pickle.BINBYTES8: _sized(8, bytes),
+    pickle.BYTEARRAY8: _sized(8, bytes),
+    pickle.EMPTY_DICT: lambda machine: machine.push({}),
+    pickle.EMPTY_LIST: lambda machine: machine.push([]),
+    pickle.EMPTY_SET: lambda machine: machine.push([]),  # nobody asks what is in a set
+    pickle.EMPTY_TUPLE: _constant(()),
+    pickle.DICT: _from_mark(_dictionary),
+    pickle.LIST: _from_mark(list),
+    pickle.TUPLE: _from_mark(tuple),
+    pickle.FROZENSET: _from_mark(list),
+    pickle.TUPLE1: _from_top(1),
+    pickle.TUPLE2: _from_top(2),
+    pickle.TUPLE3: _from_top(3),
+    pickle.APPEND: lambda machine: machine.add_items([machine.stack.pop()]),
+    pickle.APPENDS: lambda machine: machine.add_items(machine.above_mark()),
+    pickle.ADDITEMS: lambda machine: machine.add_items(machine.above_mark()),
+    pickle.SETITEM: lambda machine: machine.add_entries(
+        [machine.stack.pop(-2), machine.stack.pop()]
+    ),
+    pickle.SETITEMS: lambda machine: machine.add_entries(machine.above_mark()),
+    pickle.PUT: lambda machine: machine.remember(int(machine.stream.line())),
+    pickle.BINPUT: _put(1),
+    pickle.LONG_BINPUT: _put(4),
+    pickle.MEMOIZE: lambda machine: machine.remember(len(machine.memo)),
+    pickle.GET: lambda machine: machine.push(machine.memo[int(machine.stream.line())]),
+    pickle.BINGET: _get(1),
+    pickle.LONG_BINGET: _get(4),
+    pickle.GLOBAL: _global,
+    pickle.STACK_GLOBAL: _stack_global,
+    pickle.INST: _instance,
+    pickle.OBJ: _object,
+    pickle.NEWOBJ: _reduce,
+    pickle.NEWOBJ_EX: _new_with_keywords,
+    pickle.REDUCE: _reduce,
+    pickle.BUILD: _build,
+    pickle.EXT1: _extension(1),
+    pickle.EXT2: _extension(2),
+    pickle.EXT4: _extension(4),
+    pickle.PROTO: _protocol,
+    pickle.FRAME: _frame,
+}  # buffers outside of the pickle have no place in a file
+STEPS: Mapping[int, Step] = {name[0]: step for name, step in _NAMED.items()}

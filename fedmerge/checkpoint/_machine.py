@@ -141,6 +141,8 @@ class Machine:
 
     def call(self, function: object, arguments: object) -> object:
         """Return what one of our functions makes of a file's arguments."""
+        if isinstance(function, Inert):  # what an unknown function would have made
+            return Inert(function.name)
         if not isinstance(function, Known) or function.call is None:
             raise ValueError("it calls something that is no function")
         if not isinstance(arguments, tuple):

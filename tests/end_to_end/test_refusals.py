@@ -187,7 +187,6 @@ def test_fewer_than_two_clients_are_too_few(given: str, tmp_path: Path, cli: Cli
         (["--sigma", "1", "--sigma0", "1", "--max-growth", "1.5"], ["--max-growth"]),
         (["--preset", "paper", "--match-threshold", "0.5"], ["--match-threshold", "paper"]),
         (["--preset", "paper", "--max-growth", "2"], ["--max-growth", "paper"]),
-        (["--allow-global", "no.such.Class"], ["no.such.Class"]),
         (["--class-counts", "absent.json"], ["--class-counts"]),
         (["--class-counts", "{"], ["--class-counts"]),
         (["--class-counts", '{"a": 3}'], ["--class-counts"]),

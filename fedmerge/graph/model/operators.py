@@ -32,16 +32,45 @@ _COMPOSITE = frozenset({
 })  # fmt: skip
 _SIZES = frozenset({"sym_size", "sym_stride", "sym_numel", "sym_storage_offset"})
 _CHECKS = re.compile(r"torch\.ops\.aten\.(_assert_\w+|sym_constrain_range\w*)(\.\w+)?")
+_LARGEST = 1 << 63  # of whole numbers: products of products would grow without end
+
+
+def _of_numbers(function: Operator) -> Operator:
+    """Return arithmetic that takes numbers only, not text or lists that it would repeat."""
+
+    def call(*numbers: Any) -> Any:
+        result = function(*map(_number, numbers))
+        return _number(result)
+
+    return call
+
+
+def _number(value: Any) -> Any:
+    if type(value) not in (int, float, bool) or not -_LARGEST <= value < _LARGEST:
+        raise ValueError("arithmetic on something else than numbers of ordinary size")
+    return value
+
+
+def _item(values: Any, place: Any) -> Any:
+    """Return one of several results."""
+    if not isinstance(values, list | tuple) or type(place) is not int:
+        raise ValueError("an item of something that is no list")
+    return values[place]
+
+
 _NUMBERS: Mapping[str, Operator] = {
     **{
-        f"_operator.{name}": getattr(operator, name)
+        f"_operator.{name}": _of_numbers(getattr(operator, name))
         for name in (
-            *("add", "sub", "mul", "floordiv", "mod", "neg", "truediv", "getitem"),
+            *("add", "sub", "mul", "floordiv", "mod", "neg", "truediv"),
             *("eq", "ne", "lt", "le", "gt", "ge", "and_", "or_", "not_"),
         )
     },
-    **{f"torch.{name}": getattr(torch, name) for name in ("sym_int", "sym_float", "sym_not")},
-    **{f"torch.{name}": getattr(torch, name) for name in ("sym_max", "sym_min", "sym_ite")},
+    "_operator.getitem": _item,
+    **{
+        f"torch.{name}": _of_numbers(getattr(torch, name))
+        for name in ("sym_int", "sym_float", "sym_not", "sym_max", "sym_min", "sym_ite")
+    },
 }
 _ATEN = re.compile(r"torch\.ops\.aten\.(\w+)\.(\w+)")
 

@@ -16,10 +16,10 @@ from torch import Tensor, nn
 
 from fedmerge.errors import ArchitectureError
 from fedmerge.graph.model.arguments import decode, name_of, names_of, sizes_of
+from fedmerge.graph.model.budget import MOST_NUMBERS, Budget
 from fedmerge.graph.model.operators import Operator, operator_of
 from fedmerge.types.programs import Program
 
-_MOST_INPUTS = 1 << 28  # numbers in all inputs together
 _SEED = 0
 _KEYWORD = 2  # the kind of an argument that is given by name
 _MALFORMED = (KeyError, TypeError, ValueError, AttributeError, IndexError, RecursionError)
@@ -66,8 +66,13 @@ class ExportedProgram(nn.Module):
         }
         values.update(zip(code.user_inputs, inputs, strict=True))
         # What the program makes in its weights' precision follows them where they are cast.
-        _run(code, code.graph, values, {code.dtype: _precision(self.parameters(), code.dtype)})
-        return tuple(values[name] for name in code.results)
+        dtypes = {code.dtype: _precision(self.parameters(), code.dtype)}
+        budget = Budget.beside(sum(tensor.numel() for tensor in self.parameters()))
+        try:
+            _Run(code, dtypes, budget).follow(code.graph, values, keep=code.results)
+            return tuple(values[name] for name in code.results)
+        except _MALFORMED as error:
+            raise _malformed(error) from error
 
 
 def program_inputs(module: ExportedProgram) -> tuple[Tensor, ...]:
@@ -82,8 +87,8 @@ def program_inputs(module: ExportedProgram) -> tuple[Tensor, ...]:
         dtypes = [decode({"as_scalar_type": meta["dtype"]}, {}, {}) for meta in described]
     except _MALFORMED as error:
         raise _malformed(error) from error
-    if sum(torch.Size(shape).numel() for shape in shapes) > _MOST_INPUTS:
-        raise _malformed(ValueError(f"inputs of more than {_MOST_INPUTS:,} numbers"))
+    if sum(torch.Size(shape).numel() for shape in shapes) > MOST_NUMBERS:
+        raise _malformed(ValueError(f"inputs of more than {MOST_NUMBERS:,} numbers"))
     generator = torch.Generator().manual_seed(_SEED)
     return tuple(
         _draw(shape, dtype, example, generator)
@@ -183,29 +188,82 @@ def _precision(tensors: Iterable[Tensor], default: torch.dtype) -> torch.dtype:
     return next((tensor.dtype for tensor in tensors if tensor.is_floating_point()), default)
 
 
-def _run(
-    code: _Code,
-    graph: Mapping[str, Any],
-    values: dict[str, Any],
-    dtypes: Mapping[torch.dtype, torch.dtype],
-) -> None:
-    """Add what every node of a graph gives to the values by name."""
+@dataclass(frozen=True)
+class _Run:
+    """One run of a program's graph, and of the graphs inside its higher-order ops."""
 
-    def part(inner: Mapping[str, Any]) -> Callable[..., Any]:
+    code: _Code
+    dtypes: Mapping[torch.dtype, torch.dtype]
+    budget: Budget
+
+    def follow(
+        self, graph: Mapping[str, Any], values: dict[str, Any], *, keep: Iterable[str]
+    ) -> None:
+        """Add what every node of a graph gives to the values by name, as long as it is needed."""
+        last_uses = _last_uses(graph["nodes"], keep)
+        for number, node in enumerate(graph["nodes"]):
+            arguments = [(i, self._decoded(i["arg"], values)) for i in node["inputs"]]
+            keywords = {i["name"]: value for i, value in arguments if i.get("kind") == _KEYWORD}
+            plain = [value for i, value in arguments if i.get("kind") != _KEYWORD]
+            operator = self.code.operators[node["target"]]
+            self.budget.foresee(operator, plain, keywords)
+            _store(node, operator(*plain, **keywords), values)
+            for name in last_uses.get(number, ()):
+                values.pop(name, None)
+            self.budget.check_room(_held(values))
+
+    def _decoded(self, argument: Mapping[str, Any], values: Mapping[str, Any]) -> Any:
+        return decode(argument, values, self.dtypes, self._part)
+
+    def _part(self, inner: Mapping[str, Any]) -> Callable[..., Any]:
+        """Return a graph inside a node as a function."""
+
         def call(*args: Any) -> Any:
             named = zip(map(name_of, inner["inputs"]), args, strict=True)
             own = {name: value for name, value in named if name is not None}
-            _run(code, inner, own, dtypes)
-            results = [decode(output, own, dtypes) for output in inner["outputs"]]
-            return results[0] if inner["is_single_tensor_return"] else tuple(results)
+            results = [name for output in inner["outputs"] for name in names_of(output) if name]
+            self.follow(inner, own, keep=results)
+            made = [decode(output, own, self.dtypes) for output in inner["outputs"]]
+            return made[0] if inner["is_single_tensor_return"] else tuple(made)
 
         return call
 
-    for node in graph["nodes"]:
-        arguments = [(i, decode(i["arg"], values, dtypes, part)) for i in node["inputs"]]
-        keywords = {i["name"]: value for i, value in arguments if i.get("kind") == _KEYWORD}
-        plain = [value for i, value in arguments if i.get("kind") != _KEYWORD]
-        _store(node, code.operators[node["target"]](*plain, **keywords), values)
+
+def _last_uses(nodes: Sequence[Mapping[str, Any]], keep: Iterable[str]) -> dict[int, list[str]]:
+    """Return after which node which values are not needed any more."""
+    last: dict[str, int] = {}
+    for number, node in enumerate(nodes):
+        for output in node["outputs"]:
+            last |= {name: number for name in names_of(output) if name is not None}
+        last |= {name: number for i in node["inputs"] for name in _names_in(i["arg"])}
+    ends: dict[int, list[str]] = {}
+    for name in set(last).difference(keep):
+        ends.setdefault(last[name], []).append(name)
+    return ends
+
+
+def _names_in(argument: object) -> Iterator[str]:
+    """Yield all names of values that stand anywhere in an argument."""
+    if isinstance(argument, Mapping):
+        for key, value in argument.items():
+            if key in ("name", "as_name") and isinstance(value, str):
+                yield value
+            else:
+                yield from _names_in(value)
+    elif isinstance(argument, list):
+        for item in argument:
+            yield from _names_in(item)
+
+
+def _held(values: Mapping[str, Any]) -> int:
+    """Return how many numbers the values have in memory, shared ones once."""
+    storages = {
+        tensor.untyped_storage()._cdata: tensor.untyped_storage().nbytes() // tensor.itemsize
+        for value in values.values()
+        for tensor in (value if isinstance(value, list | tuple) else [value])
+        if isinstance(tensor, Tensor)
+    }
+    return sum(storages.values())
 
 
 def _store(node: Mapping[str, Any], result: Any, values: dict[str, Any]) -> None:

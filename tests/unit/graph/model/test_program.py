@@ -15,7 +15,8 @@ from torch import Tensor, nn
 
 from fedmerge.checkpoint import open_checkpoint
 from fedmerge.errors import ArchitectureError
-from fedmerge.graph.model import ExportedProgram, plan_model, program_inputs
+from fedmerge.graph.model import ExportedProgram, budget, plan_model, program_inputs
+from fedmerge.graph.model.budget import Budget, BudgetError
 from fedmerge.graph.model.operators import operator_of
 from fedmerge.types.programs import Program
 from tests.model_zoo import ZOO
@@ -160,7 +161,7 @@ def test_inputs_larger_than_memory_are_refused(mlp: Program) -> None:
         name = described["graph"]["inputs"][-1]["as_tensor"]["name"]
         described["graph"]["tensor_values"][name]["sizes"] = [{"as_int": 1 << 40}, {"as_int": 4}]
 
-    with pytest.raises(ArchitectureError, match="inputs of more than 268,435,456 numbers"):
+    with pytest.raises(ArchitectureError, match="inputs of more than 16,777,216 numbers"):
         program_inputs(ExportedProgram(edited(mlp, change)))
 
 
@@ -169,5 +170,74 @@ def test_names_that_are_not_there_are_refused_when_the_graph_runs(mlp: Program) 
         described["graph"]["nodes"][0]["inputs"][0]["arg"]["as_tensor"]["name"] = "nowhere"
 
     program = ExportedProgram(edited(mlp, change))
-    with pytest.raises(ArchitectureError, match=r"does not run .*nowhere"):
+    with pytest.raises(ArchitectureError, match="not understood: 'nowhere'"):
         plan_model(program, program_inputs(program))
+
+
+def with_op(program: Program, target: str, *arguments: dict[str, Any]) -> Program:
+    """Return a program that begins with another op, on the first layer's result or on numbers."""
+
+    def change(described: Any) -> None:
+        nodes = described["graph"]["nodes"]
+        node = copy.deepcopy(nodes[0])
+        first = nodes[0]["outputs"][0]
+        node["target"] = target
+        node["inputs"] = [
+            {"name": f"a{k}", "arg": argument or first, "kind": 1}
+            for k, argument in enumerate(arguments)
+        ]
+        node["outputs"] = [{"as_tensor": {"name": "extra"}}]
+        nodes.insert(1, node)
+
+    return edited(program, change)
+
+
+LAYER: dict[str, Any] = {}  # stands for the first layer's result
+HUGE = {"as_ints": [1 << 20, 1 << 20]}
+
+
+@pytest.mark.parametrize(
+    ("target", "arguments", "problem"),
+    [
+        ("torch.ops.aten.repeat.default", [LAYER, HUGE], "takes more than .* operations"),
+        ("torch.ops.aten.repeat.default", [LAYER, {"as_ints": [1 << 11, 1 << 10]}], "holds more"),
+        ("torch.ops.aten.expand.default", [LAYER, HUGE], "can't be foreseen"),
+        ("_operator.mul", [{"as_string": "a" * 1000}, {"as_int": 1 << 40}], "numbers of ordinary"),
+        ("_operator.mul", [{"as_ints": [1]}, {"as_int": 1 << 40}], "numbers of ordinary"),
+        ("_operator.mul", [{"as_int": 1 << 62}, {"as_int": 1 << 62}], "numbers of ordinary"),
+        ("_operator.getitem", [{"as_string": "abc"}, {"as_int": 1}], "no list"),
+    ],
+)
+def test_a_graph_that_would_cost_too_much_is_refused_before_it_does(
+    mlp: Program, target: str, arguments: list[dict[str, Any]], problem: str
+) -> None:
+    program = ExportedProgram(with_op(mlp, target, *arguments))
+    with pytest.raises(ArchitectureError, match=problem):
+        program(*program_inputs(program))
+
+
+def test_what_costs_little_runs(mlp: Program) -> None:
+    for target, arguments in (
+        ("torch.ops.aten.repeat.default", [LAYER, {"as_ints": [2, 2]}]),
+        ("_operator.mul", [{"as_int": 1 << 30}, {"as_int": 1 << 30}]),
+    ):
+        program = ExportedProgram(with_op(mlp, target, *arguments))
+        expected = ExportedProgram(mlp)(*program_inputs(program))
+        assert torch.equal(program(*program_inputs(program))[0], expected[0])
+
+
+def test_a_graph_that_goes_on_and_on_is_refused(
+    mlp: Program, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = ExportedProgram(mlp)
+    assert program(*program_inputs(program))
+    monkeypatch.setattr(budget, "MOST_STEPS", 2)
+    with pytest.raises(ArchitectureError, match="runs more than 2 ops"):
+        program(*program_inputs(program))
+
+
+def test_a_product_of_large_matrices_is_foreseen() -> None:
+    limits, wide = Budget.beside(0), torch.empty(1, 1).expand(1 << 13, 1 << 13)
+    limits.foresee(torch.ops.aten.mm.default, [wide[:8], wide], {})
+    with pytest.raises(BudgetError, match="operations"):
+        limits.foresee(torch.ops.aten.mm.default, [wide, wide], {})

@@ -69,14 +69,16 @@ class ArchiveStorages:
         record = self._folder + key
         if record not in self._archive.entries:
             raise ValueError(f"its record '{record}' is missing")
+        held = self._archive.entries[record].size
+        if count * dtype.itemsize > held:
+            raise ValueError(f"its record '{record}' has {held:,} bytes, too few for {count:,}")
+        return Storage(dtype, count, record, lambda: self._region(record))
+
+    def _region(self, record: str) -> Region:
+        """Return where a record lies, the same for all its tensors: it is checked once."""
         if record not in self._found:
             self._found[record] = self._archive.content(record)
-        region = self._found[record]
-        if count * dtype.itemsize > region.size:
-            raise ValueError(
-                f"its record '{record}' has {region.size:,} bytes, too few for {count:,}"
-            )
-        return Storage(dtype, count, record, lambda: region)
+        return self._found[record]
 
 
 def storage_reference(reference: Any) -> tuple[torch.dtype, str, int]:

@@ -1,15 +1,16 @@
 """How an output is spread over several files: sizes, names, and what is there already."""
 
-import json
 import os
 import re
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from fedmerge.checkpoint._record import readable
-from fedmerge.errors import UsageError
+from fedmerge.decoding import decode_json, decode_value, read_text
+from fedmerge.errors import CheckpointError, UsageError
 
 INDEX = ".index.json"
 _SIZE = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*")
@@ -101,11 +102,14 @@ def park_shards(index: Path, new: Sequence[Path]) -> ParkedShards | None:
     where no shard of an old model is replaced.
     """
     try:
-        content = json.loads(index.read_bytes())
-        places = content["weight_map"]
-        replaced = {p.name: p for p in new if p.name in places.values() and p.exists()}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        content = decode_json(
+            read_text(index, fail=CheckpointError), dict[str, Any], fail=CheckpointError
+        )
+        places = decode_value(content.get("weight_map"), dict[str, str], fail=CheckpointError)
+    except CheckpointError:
         return None  # no old model that could be kept whole
+    named = set(places.values())
+    replaced = {p.name: p for p in new if p.name in named and p.exists()}
     if not replaced:
         return None
     hidden = {name: f".fedmerge-{secrets.token_hex(8)}.tmp" for name in replaced}

@@ -98,7 +98,8 @@ def strided(
 ) -> StoredTensor:
     """Describe a tensor that is a view of `held` bytes of a file; refuse what lies outside.
 
-    `locate` says where these bytes are once they are needed, `owner` tells them from others.
+    `locate` says where these bytes are once they are needed. `owner` tells them from all others
+    of any file, None if no two tensors can be views of the same.
     """
     check_shape(view.size, dtype.itemsize)
     if len(view.size) != len(view.stride) or min((*view.stride, view.offset)) < 0:
@@ -109,7 +110,7 @@ def strided(
     last, count = view.offset + view.span, held // dtype.itemsize
     if last > count:
         raise ValueError(f"a tensor reaches number {last:,} of {count:,}")
-    memory = (owner, view, info.dtype)
+    memory = None if owner is None else (owner, view, info.dtype)
     problem = _dtype_problem(info.dtype)
     return StoredTensor(info, lambda: _read_view(locate(), dtype, view), problem, memory)
 

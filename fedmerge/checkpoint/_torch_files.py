@@ -72,7 +72,8 @@ class ArchiveStorages:
         held = self._archive.entries[record].size
         if count * dtype.itemsize > held:
             raise ValueError(f"its record '{record}' has {held:,} bytes, too few for {count:,}")
-        return Storage(dtype, count, record, lambda: self._region(record))
+        owner = (self._archive.region.file, self._archive.region.start, record)
+        return Storage(dtype, count, owner, lambda: self._region(record))
 
     def _region(self, record: str) -> Region:
         """Return where a record lies, the same for all its tensors: it is checked once."""
@@ -102,7 +103,8 @@ def read_legacy(file: SourceFile, options: ReadOptions) -> Contents:
         if dtypes.setdefault(key, dtype) != dtype:
             raise ValueError(f"the storage '{key}' has two types")
         view = reference[5] if len(reference) > 5 else None
-        return Storage(dtype, *_legacy_view(view, key, count, dtype.itemsize, places))
+        size, own, locate = _legacy_view(view, key, count, dtype.itemsize, places)
+        return Storage(dtype, size, (file, own), locate)
 
     plain = Trust(is_admitted=admitting(options.allow_globals))
     trust = Trust(tensor_names(), plain.is_admitted, load)

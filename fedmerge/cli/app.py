@@ -11,6 +11,7 @@ import typer
 
 from fedmerge import __version__
 from fedmerge.cli.commands import COMMANDS, Command
+from fedmerge.cli.config import code_of_config
 from fedmerge.cli.examples import INTRODUCTION, epilog
 from fedmerge.cli.parameters import signature_of
 from fedmerge.cli.signals import MESSAGE, at_work
@@ -57,6 +58,8 @@ def _callback(command: Command) -> Callable[..., None]:
         module = importlib.import_module(f"fedmerge.cli.{command.name}")
         with at_work(getattr(module, "STOPPED", MESSAGE)):
             told = Terminal(given["json"], given["quiet"], given["verbose"])
+            for note in code_of_config(given["context"], given) if "context" in given else ():
+                told.note(f"note: {note}")
             raise typer.Exit(module.run(given, told) or 0)
 
     call.__signature__ = signature_of(command.parameters)  # type: ignore[attr-defined]

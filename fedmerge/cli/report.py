@@ -31,6 +31,7 @@ def run(given: Mapping[str, Any], terminal: Terminal) -> None:
             evaluation=evaluation_options(given) if given["data"] is not None else None,
             baselines=given["baseline"] or (),
             work_dir=given["work_dir"],
+            allow_global=given["allow_global"] or (),
             force=given["force"],
             progress=progress,
         )
@@ -97,6 +98,7 @@ def also_report(
         model=model_code(given),
         image=image,
         work_dir=work_dir,
+        allow_global=given["allow_global"] or (),
         force=True,  # what it may overwrite was decided before
         progress=progress,
     )

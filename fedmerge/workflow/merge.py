@@ -37,7 +37,7 @@ from fedmerge.workflow.options import (
     MatchOptions,
     options_to_json,
 )
-from fedmerge.workflow.record import FORMAT, GroupEntry, SourceEntry, source_entry
+from fedmerge.workflow.record import FORMAT, SCHEMA, GroupEntry, SourceEntry, source_entry
 from fedmerge.workflow.starts import NEARLY_ALL, SHARED
 
 if TYPE_CHECKING:
@@ -226,6 +226,7 @@ class Merge:
         """Return the merge record, given the SHA-256 of every written tensor."""
         return {
             "fedmerge": __version__,
+            "schema": SCHEMA,
             "format": FORMAT,
             "options": options_to_json(self.options, self._used_dials),
             "sources": [vars(source) for source in self.sources],

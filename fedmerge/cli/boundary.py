@@ -12,9 +12,11 @@ from dataclasses import dataclass
 
 import typer
 
+from fedmerge.cli.defects import show_details
 from fedmerge.cli.signals import INTERRUPTED, MESSAGE, Interrupted
-from fedmerge.cli.terminal import plain
+from fedmerge.cli.terminal import Terminal, plain
 from fedmerge.errors import FedmergeError, UsageError
+from fedmerge.tracebacks import failure_of, forget_users
 
 # Newer typers bring a click of their own, so its base error is found through one that they export.
 _ClickError: type[Exception] = typer.BadParameter.__mro__[2]
@@ -39,27 +41,39 @@ def main() -> None:
 
 def run(arguments: Sequence[str]) -> int:
     """Run one command and return its exit code; only fedmerge's own errors become messages."""
-    from fedmerge.cli.app import app
-
     session = Session(json="--json" in arguments)
+    forget_users()
     try:
+        from fedmerge.cli.app import app
+
         code = app(args=list(arguments), standalone_mode=False, prog_name="fedmerge", obj=session)
         sys.stdout.flush()
     except FedmergeError as error:
         return report(error, as_json=session.json)
     except _ClickError as error:
         return _report_usage(error, session.json)
-    except (Interrupted, KeyboardInterrupt, typer.Abort) as error:
+    except (Interrupted, typer.Abort) as error:
         print(str(error) or MESSAGE, file=sys.stderr)
         return INTERRUPTED
     except OSError as error:
         if error.errno not in (errno.EPIPE, errno.ENOSPC):
-            raise
+            return _report_unforeseen(error, arguments)
         if error.errno == errno.ENOSPC:
             print("error: the output can't be printed: no space left", file=sys.stderr)
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nothing more to say there
         return 1
+    except SystemExit:  # typer's, of a shell that completes
+        raise
+    except BaseException as error:
+        return _report_unforeseen(error, arguments)
     return code if isinstance(code, int) else 0
+
+
+def _report_unforeseen(error: BaseException, arguments: Sequence[str]) -> int:
+    """Report what failed before a command was at work."""
+    failure = failure_of(error)
+    show_details(failure, Terminal(verbose=bool({"-v", "--verbose"} & set(arguments))))
+    return report(failure, as_json="--json" in arguments)
 
 
 def report(error: FedmergeError, *, as_json: bool) -> int:
@@ -69,7 +83,7 @@ def report(error: FedmergeError, *, as_json: bool) -> int:
         print(f"hint: {_one_line(error.hint)}", file=sys.stderr)
     if as_json:
         print(json.dumps({"error": error_to_json(error)}))
-    return error.exit_code
+    return error.exit_code or FedmergeError.exit_code  # no failure is a success, whoever made it
 
 
 def _one_line(text: str) -> str:

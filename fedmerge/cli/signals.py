@@ -11,6 +11,9 @@ import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from fedmerge.tracebacks import is_users
+from fedmerge.user_code import listening
+
 INTERRUPTED = 130
 MESSAGE = "interrupted"
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -40,13 +43,19 @@ def at_work(message: str = MESSAGE) -> Iterator[None]:
         heard.append(number)
         raise KeyboardInterrupt
 
+    def is_heard() -> bool | None:
+        if heard:
+            return True
+        return False if signal.getsignal(signal.SIGINT) in (interrupt, signal.SIG_IGN) else None
+
     before = {number: signal.getsignal(number) for number in _SIGNALS}
     _listen(interrupt)
     try:
-        yield
+        with listening(is_heard):
+            yield
     except BaseException as error:
         # Imports by C code make of an interrupt what they like.
-        if heard or isinstance(error, KeyboardInterrupt):
+        if heard or (type(error) is KeyboardInterrupt and not is_users(error)):
             raise Interrupted(message) from None
         raise
     finally:

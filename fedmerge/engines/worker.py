@@ -13,6 +13,7 @@ from fedmerge.engines.calls import call_work, import_work
 from fedmerge.engines.wire import receive, send
 from fedmerge.types.arrays import Array
 from fedmerge.types.work import Place
+from fedmerge.user_code import listening
 
 _Message = tuple[dict[str, Any], dict[str, Array]]
 
@@ -28,7 +29,8 @@ def main() -> None:
         function, settings = message["function"], message["settings"]
         import_work(function)
         send(outbox, {"started": True}, {})  # imports took their time; the client's begins now
-        reply = call_work(function, arrays, settings, Place(**message["place"]))
+        with listening(lambda: False):  # interrupts are the parent's
+            reply = call_work(function, arrays, settings, Place(**message["place"]))
         del arrays  # the next task must not find this one's in memory
         header = {name: value for name, value in vars(reply).items() if name != "arrays"}
         send(outbox, header, reply.arrays)

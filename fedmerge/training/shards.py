@@ -11,12 +11,13 @@ from typing import TypeAlias
 import numpy as np
 import torch
 
-from fedmerge.errors import FedmergeError, TrainingError, UsageError
+from fedmerge.errors import TrainingCodeError, TrainingError, UsageError
 from fedmerge.references import find_object, is_reference
 from fedmerge.training.containers import as_array, open_columns
 from fedmerge.training.preparation import Preparation
 from fedmerge.types.arrays import Array, IntArray
 from fedmerge.types.words import listed
+from fedmerge.user_code import user_code
 
 Keys: TypeAlias = Sequence[tuple[str, str]]  # names of samples and targets, the first found wins
 
@@ -146,18 +147,16 @@ def _call(reference: str, client: str) -> tuple[Array, Array]:
     load = find_object(reference, what="function that returns x and y")
     if not callable(load):
         raise UsageError(f"'{reference}' is no function", "it is called with the client's name")
-    try:
+    with user_code(f"'{reference}' fails", error=TrainingCodeError):
         result = load(client)
-    except FedmergeError:
-        raise
-    except (Exception, SystemExit) as error:
-        raise TrainingError(f"'{reference}' fails: {type(error).__name__}: {error}") from error
-    if isinstance(result, Mapping) and {"x", "y"} <= set(result):
-        result = (result["x"], result["y"])
-    if not isinstance(result, tuple | list) or len(result) != 2:
-        found = type(result).__name__
-        raise TrainingError(f"'{reference}' returns {found}, expected samples and targets (x, y)")
-    return as_array(result[0]), as_array(result[1])
+        if isinstance(result, Mapping) and {"x", "y"} <= set(result):
+            result = (result["x"], result["y"])
+        if not isinstance(result, tuple | list) or len(result) != 2:
+            found = type(result).__name__
+            raise TrainingError(
+                f"'{reference}' returns {found}, expected samples and targets (x, y)"
+            )
+        return as_array(result[0]), as_array(result[1])
 
 
 def natural_order(name: str | Path) -> list[tuple[int, str, int]]:

@@ -33,6 +33,7 @@ from fedmerge.training import (
 from fedmerge.training.shards import natural_order
 from fedmerge.types.assignments import Assignment
 from fedmerge.types.plans import Plan
+from fedmerge.user_code import state_of
 from fedmerge.workflow.clients import Source, expand_sources, open_clients
 from fedmerge.workflow.consistency import consistent_record
 from fedmerge.workflow.models import ModelCode
@@ -105,7 +106,7 @@ def _initial_clients(shards: Sequence[str], model: ModelCode, options: RetrainOp
     for name in names:
         path = ("shared",) if options.init == "shared" else ("client", name)
         with seeded(derived_seed(options.seed, "init", *path)):
-            state = model.build().state_dict()
+            state = state_of(model.build())
         clients.append(from_state_dict(state, name=name))
     return Start(clients, is_trained=False, is_initial=True)
 

@@ -2,11 +2,12 @@
 
 from fedmerge.checkpoint._checkpoint import Checkpoint, from_state_dict, open_checkpoint
 from fedmerge.checkpoint._contents import ReadOptions
+from fedmerge.checkpoint._locks import LockFile
 from fedmerge.checkpoint._output import OUTPUT_SUFFIXES, check_output, check_targets
 from fedmerge.checkpoint._paths import MODEL_SUFFIXES, client_names, expand_paths, merged_files
 from fedmerge.checkpoint._record import read_record, readable, record_path
 from fedmerge.checkpoint._shards import parse_size, written_path
-from fedmerge.checkpoint._staging import Staging, staging
+from fedmerge.checkpoint._staging import Staging, naming_alone, staging
 from fedmerge.checkpoint._tensors import array_digest, to_torch
 from fedmerge.checkpoint._write import write_bytes, write_model, write_text
 
@@ -14,6 +15,7 @@ __all__ = [
     "MODEL_SUFFIXES",
     "OUTPUT_SUFFIXES",
     "Checkpoint",
+    "LockFile",
     "ReadOptions",
     "Staging",
     "array_digest",
@@ -23,6 +25,7 @@ __all__ = [
     "expand_paths",
     "from_state_dict",
     "merged_files",
+    "naming_alone",
     "open_checkpoint",
     "parse_size",
     "read_record",

@@ -18,10 +18,11 @@ ALLOWED = {
     "graph": {"decoding", "references", "types", "errors"},
     "matching": {"types", "errors"},
     "units": {"types", "errors"},
-    "training": {"decoding", "references", "types", "errors"},
+    "training": {"checkpoint", "decoding", "references", "types", "errors"},
     "engines": {"streams", "types", "errors"},
     "report": {"types", "errors"},  # values to a page; workflow fills them
-    "probing": {"graph", "training", "types", "errors"},  # runs models on inputs read from files
+    # Runs models on inputs read from files.
+    "probing": {"graph", "training", "checkpoint", "types", "errors"},
     "workflow": {
         *("checkpoint", "graph", "matching", "units", "training", "engines", "probing"),
         *("report", "decoding", "references", "types", "errors", "__init__"),

@@ -14,6 +14,7 @@ ALLOWED = {
     "errors": set(),
     "types": {"errors"},
     "decoding": {"errors"},
+    "streams": set(),
     "tracebacks": {"errors"},
     "user_code": {"tracebacks", "errors"},
     "references": {"user_code", "tracebacks", "errors"},
@@ -21,17 +22,18 @@ ALLOWED = {
     "graph": {"decoding", *USER_CODE, "types", "errors"},
     "matching": {"types", "errors"},
     "units": {"types", "errors"},
-    "training": {"decoding", *USER_CODE, "types", "errors"},
-    "engines": {"user_code", "tracebacks", "types", "errors"},
+    "training": {"checkpoint", "decoding", *USER_CODE, "types", "errors"},
+    "engines": {"streams", "user_code", "tracebacks", "types", "errors"},
     "report": {"types", "errors"},  # values to a page; workflow fills them
-    "probing": {"graph", "training", "user_code", "types", "errors"},  # runs models on inputs
+    # Runs models on inputs read from files.
+    "probing": {"graph", "training", "checkpoint", "user_code", "types", "errors"},
     "workflow": {
         *("checkpoint", "graph", "matching", "units", "training", "engines", "probing"),
         *("report", "decoding", *USER_CODE, "types", "errors", "__init__"),
     },
     "cli": {
         *("workflow", "checkpoint", "graph", "decoding", "references", "user_code"),
-        *("tracebacks", "types", "errors", "__init__"),
+        *("streams", "tracebacks", "types", "errors", "__init__"),
     },
     "__main__": {"cli"},
     "__init__": {"workflow", "checkpoint", "types", "errors"},

@@ -11,6 +11,9 @@ def main() -> None:
         from fedmerge.cli.signals import end_at_once
 
         end_at_once()  # before anything is imported that takes its time
+        from fedmerge.streams import open_closed_streams
+
+        open_closed_streams()  # before anything is opened
         from fedmerge.cli import boundary
     except Exception as error:
         sys.exit(_not_imported(error))

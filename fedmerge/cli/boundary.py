@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import errno
-import io
 import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import typer
@@ -16,6 +14,7 @@ from fedmerge.cli.defects import show_details
 from fedmerge.cli.signals import INTERRUPTED, MESSAGE, Interrupted
 from fedmerge.cli.terminal import Terminal, plain
 from fedmerge.errors import FedmergeError, UsageError
+from fedmerge.streams import Unprintable, discard_results, guard_messages, guard_results
 from fedmerge.tracebacks import failure_of, forget_users
 
 # Newer typers bring a click of their own, so its base error is found through one that they export.
@@ -31,12 +30,24 @@ class Session:
 
 def main() -> None:
     """Run the command line and exit with its code."""
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")  # not every terminal knows every character
+    guard_results()
+    guard_messages()
     if not sys.stdout.isatty() and "FORCE_COLOR" not in os.environ:
         os.environ["_TYPER_FORCE_DISABLE_TERMINAL"] = "1"  # which takes some CI logs for one
-    sys.exit(run(sys.argv[1:]))
+    sys.exit(printed(lambda: run(sys.argv[1:])))
+
+
+def printed(command: Callable[[], int]) -> int:
+    """Return a command's exit code, or 1 if not all that it says can be printed."""
+    try:
+        code = command()
+        sys.stdout.flush()
+    except Unprintable as reason:
+        if not reason.is_unread:  # else nobody wants to hear of it
+            print(f"error: the output can't be printed: {reason}", file=sys.stderr)
+        discard_results()
+        return 1
+    return code
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -47,7 +58,6 @@ def run(arguments: Sequence[str]) -> int:
         from fedmerge.cli.app import app
 
         code = app(args=list(arguments), standalone_mode=False, prog_name="fedmerge", obj=session)
-        sys.stdout.flush()
     except FedmergeError as error:
         return report(error, as_json=session.json)
     except _ClickError as error:
@@ -55,14 +65,7 @@ def run(arguments: Sequence[str]) -> int:
     except (Interrupted, typer.Abort) as error:
         print(str(error) or MESSAGE, file=sys.stderr)
         return INTERRUPTED
-    except OSError as error:
-        if error.errno not in (errno.EPIPE, errno.ENOSPC):
-            return _report_unforeseen(error, arguments)
-        if error.errno == errno.ENOSPC:
-            print("error: the output can't be printed: no space left", file=sys.stderr)
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nothing more to say there
-        return 1
-    except SystemExit:  # typer's, of a shell that completes
+    except (Unprintable, SystemExit):  # the latter is typer's, of a shell that completes
         raise
     except BaseException as error:
         return _report_unforeseen(error, arguments)

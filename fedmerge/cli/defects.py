@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import errno
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from fedmerge.cli.signals import Interrupted
 from fedmerge.cli.terminal import Terminal
 from fedmerge.errors import FedmergeError
+from fedmerge.streams import Unprintable
 from fedmerge.tracebacks import failure_of
-
-_OUTPUT = (errno.EPIPE, errno.ENOSPC)  # who reads the output, or where it goes, has no room
 
 
 @contextmanager
@@ -22,11 +20,9 @@ def foreseen(terminal: Terminal) -> Iterator[None]:
     """
     try:
         yield
-    except Interrupted:
+    except (Interrupted, Unprintable):
         raise
     except BaseException as error:
-        if isinstance(error, OSError) and error.errno in _OUTPUT:
-            raise
         failure = failure_of(error)
         show_details(failure, terminal)
         raise failure from error

@@ -67,7 +67,7 @@ def run(given: Mapping[str, Any], terminal: Terminal) -> None:
     found_all = {**merge.summary(), **sizes_tried, "output": str(output), **page}
     terminal.result({**found_all, "seconds": seconds})
     if found is not None:
-        show_frontier(found, given["frontier_plot"], terminal)
+        show_frontier(found, given, terminal)
     _show_merge(merge, output, terminal)
     is_whole = len(merge.clients) == len(paths)
     given_clients = given["clients"] if is_whole else _files(merge)

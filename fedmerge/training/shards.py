@@ -11,6 +11,7 @@ from typing import TypeAlias
 import numpy as np
 import torch
 
+from fedmerge.checkpoint import Rows, in_memory
 from fedmerge.errors import TrainingCodeError, TrainingError, UsageError
 from fedmerge.references import find_object, is_reference
 from fedmerge.training.containers import as_array, open_columns
@@ -31,10 +32,13 @@ _TARGETS = {"f": np.float32, "i": np.int64, "u": np.int64, "b": np.int64}  # by 
 
 @dataclass(frozen=True)
 class Shard:
-    """Samples x (n, …) and targets y (n, …) of one client, as they are stored."""
+    """Samples x (n, …) and targets y (n, …) of one client, as they are stored.
+
+    Of many samples, those that are asked for are read.
+    """
 
     name: str
-    x: Array
+    x: Rows
     y: Array
     preparation: Preparation = field(default_factory=Preparation)
     origin: str = ""  # the file, for messages
@@ -68,7 +72,7 @@ class Shard:
 
     def batch(self, rows: IntArray, device: str) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the samples and targets of some rows, as a model and its task take them."""
-        x = self.preparation(self.x[rows])  # np.take would copy a whole map that isn't aligned
+        x = self.preparation(self.x[rows])
         y = self.y[rows].astype(_TARGETS[self.y.dtype.kind], copy=False)
         # Copied into torch's memory: products of unaligned arrays may differ in their last bits.
         return torch.tensor(x).to(device), torch.tensor(y).to(device)
@@ -81,12 +85,13 @@ def read_shard(
     keys: Keys = SHARD_KEYS,
     preparation: Preparation | None = None,
 ) -> Shard:
-    """Return the shard of a file, mapped where possible, or of the user's own function.
+    """Return the shard of a file, or of the user's own function.
 
     A source `module:function` or `file.py:function` is called with the client's name and returns
     x and y. `client` is the shard's name; without one, it is the file's stem.
     """
     text = str(source)
+    x: Rows
     x, y = _call(text, client) if is_reference(text) else _read(Path(source), keys)
     name = client or Path(source).stem
     return Shard(name, x, y, preparation or Preparation(), text)
@@ -98,7 +103,7 @@ def read_column(path: Path, name: str) -> Array:
     if name not in columns:
         found = ", ".join(f"'{column}'" for column in columns)
         raise UsageError(f"{path}: there is no '{name}', only {found or 'nothing'}")
-    return columns[name]()
+    return in_memory(columns[name]())
 
 
 @dataclass(frozen=True)
@@ -133,11 +138,11 @@ def pair_shards(clients: Sequence[str], paths: Sequence[Path]) -> Pairing:
     )
 
 
-def _read(path: Path, keys: Keys) -> tuple[Array, Array]:
+def _read(path: Path, keys: Keys) -> tuple[Rows, Array]:
     columns = open_columns(path)
     for samples, targets in keys:
         if samples in columns and targets in columns:
-            return columns[samples](), columns[targets]()
+            return columns[samples](), in_memory(columns[targets]())
     expected = " or ".join(f"'{samples}' and '{targets}'" for samples, targets in keys)
     found = ", ".join(f"'{name}'" for name in columns) or "nothing"
     raise TrainingError(f"{path}: expected {expected}, found {found}")

@@ -61,7 +61,7 @@ def export(
             raise ArchitectureError(
                 f"the exported model's outputs differ from the merged model's by {difference:.2g}"
             )
-        write_bytes(output, draft.read_bytes())
+        write_bytes(output, draft.read_bytes(), force=force)
     return Exported(output, format, difference, any_batch)
 
 

@@ -103,7 +103,7 @@ def write_report(
     )
     report = make_report(merged, wishes, progress=progress)
     page = render(report, progress=progress)
-    write_text(output, page)
+    write_text(output, page, force=force)
     sections = tuple(name for name in _SECTIONS if getattr(report, name))
     return ReportFile(output, len(page.encode()), report.verdict, sections)
 

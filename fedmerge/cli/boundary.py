@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import typer
 
 from fedmerge.cli.signals import INTERRUPTED, MESSAGE, Interrupted
-from fedmerge.cli.terminal import plain
+from fedmerge.cli.terminal import bounded, plain
 from fedmerge.errors import FedmergeError, UsageError
 
 # Newer typers bring a click of their own, so its base error is found through one that they export.
@@ -74,15 +74,15 @@ def report(error: FedmergeError, *, as_json: bool) -> int:
 
 def _one_line(text: str) -> str:
     """Return a text with control characters and line ends escaped: a file's name may hold any."""
-    return plain(text).replace("\n", "\\n")
+    return plain(bounded(text)).replace("\n", "\\n")
 
 
 def error_to_json(error: FedmergeError) -> dict[str, object]:
     """Return an error as `--json` reports it."""
     return {
         "kind": error.kind,
-        "problem": error.problem,
-        "hint": error.hint,
+        "problem": bounded(error.problem),
+        "hint": bounded(error.hint),
         "exit_code": error.exit_code,
     }
 

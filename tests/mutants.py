@@ -18,6 +18,8 @@ ODD: tuple[Any, ...] = (
     *({"prod": []}, {"prod": ["x", 0]}, {"cat": [1, 2]}, {"pinned": 10**12}, _DEEP),
 )
 
+SUBTLE = 0.4  # share of changes that copy from elsewhere
+
 
 def mutant(value: Any, rng: random.Random, *, changes: int = 1) -> Any:
     """Return a copy of a JSON value that differs at some places."""
@@ -26,7 +28,11 @@ def mutant(value: Any, rng: random.Random, *, changes: int = 1) -> Any:
         places = list(_places(changed))
         if places:
             holder, key = rng.choice(places)
-            _change(holder, key, rng)
+            if rng.random() < SUBTLE:  # another value of the same type, which stands elsewhere
+                alike = [own[at] for own, at in places if type(own[at]) is type(holder[key])]
+                holder[key] = copy.deepcopy(rng.choice(alike))
+            else:
+                _change(holder, key, rng)
     return changed
 
 

@@ -12,7 +12,7 @@ import typer
 
 from fedmerge.cli.defects import show_details
 from fedmerge.cli.signals import INTERRUPTED, MESSAGE, Interrupted
-from fedmerge.cli.terminal import Terminal, plain
+from fedmerge.cli.terminal import Terminal, bounded, plain
 from fedmerge.errors import FedmergeError, UsageError
 from fedmerge.streams import Unprintable, discard_results, guard_messages, guard_results
 from fedmerge.tracebacks import failure_of, forget_users
@@ -91,15 +91,15 @@ def report(error: FedmergeError, *, as_json: bool) -> int:
 
 def _one_line(text: str) -> str:
     """Return a text with control characters and line ends escaped: a file's name may hold any."""
-    return plain(text).replace("\n", "\\n")
+    return plain(bounded(text)).replace("\n", "\\n")
 
 
 def error_to_json(error: FedmergeError) -> dict[str, object]:
     """Return an error as `--json` reports it."""
     return {
         "kind": error.kind,
-        "problem": error.problem,
-        "hint": error.hint,
+        "problem": bounded(error.problem),
+        "hint": bounded(error.hint),
         "exit_code": error.exit_code,
     }
 

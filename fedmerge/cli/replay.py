@@ -71,9 +71,11 @@ def _clients(record: MergeRecord, folder: Path, context: typer.Context) -> list[
     own = {name: getattr(record.options, name) for name in ("key", "weights")}
     chosen = {name: value for name, value in said.items() if value is not None}
     options = MatchOptions(**{**own, **chosen, "allow_global": tuple(said["allow_global"] or ())})
-    found = []
+    found: list[str] = []
     for source in record.sources:
         path = folder / source.file
+        if str(path) in found:
+            raise UsageError(f"the record names {source.file} twice, as of two folders", _NAME_THEM)
         try:
             digest = open_checkpoint(path, options.reading).sha256()
         except UnsafeCheckpointError as error:

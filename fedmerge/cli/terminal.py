@@ -13,6 +13,8 @@ from typing import Any
 from fedmerge.cli.tables import print_table
 from fedmerge.types.progress import Progress, silent
 
+LONGEST_MESSAGE = 2000  # characters
+
 
 @dataclass(frozen=True)
 class Terminal:
@@ -25,7 +27,7 @@ class Terminal:
     def note(self, message: str) -> None:
         """Say something on stderr, unless asked to be quiet."""
         if not self.quiet:
-            print(plain(message), file=sys.stderr)
+            print(plain(bounded(message)), file=sys.stderr)
 
     def warn(self, message: str) -> None:
         """Say on stderr what the user should know about the result."""
@@ -38,7 +40,7 @@ class Terminal:
 
     def problem(self, message: str) -> None:
         """Say on stderr what is wrong, however quiet the command shall be."""
-        print(plain(message), file=sys.stderr)
+        print(plain(bounded(message)), file=sys.stderr)
 
     def line(self, text: str = "") -> None:
         """Print one line of the result."""
@@ -95,6 +97,18 @@ class Terminal:
         with clock() as bars:
             bars.add_task(what, total=None)
             yield
+
+
+def bounded(text: str) -> str:
+    """Return a message without its middle if it is very long: names in files may be of any length.
+
+    >>> len(bounded("n" * 5_000_000)), bounded("short")
+    (2000, 'short')
+    """
+    if len(text) <= LONGEST_MESSAGE:
+        return text
+    kept = LONGEST_MESSAGE // 2
+    return f"{text[: kept - 1]}…{text[-kept:]}"
 
 
 def plain(text: str) -> str:

@@ -17,6 +17,7 @@ from fedmerge.types.plans import OUTPUT, Group, Norm, Plan, Role, TensorPlan
 
 FORMAT: Final = 1
 SCHEMA: Final = 1
+MOST_TENSORS = 100_000
 MOST_TERMS = 10_000  # plain products that one axis may be a sum of: they are walked one by one
 _GIVEN = "the plan gives its width"
 _HINT = "docs/reference/plan.md describes the format; `fedmerge plan A -o plan.json` writes one"
@@ -104,6 +105,10 @@ def plan_from_json(value: object) -> Plan:
     if isinstance(value, dict) and value.get("format", FORMAT) != FORMAT:
         raise _error(f"the plan has format {value['format']!r}, expected {FORMAT}")
     given = decode_value(value, JsonPlan, fail=lambda reason: _refusal(value, reason))
+    if len(given.tensors) > MOST_TENSORS:
+        raise _error(
+            f"the plan has {len(given.tensors):,} tensors, expected {MOST_TENSORS:,} at most"
+        )
     tensors = {name: _tensor_from_json(name, tensor) for name, tensor in given.tensors.items()}
     plan = Plan(
         groups=_complete_groups([_group_from_json(group) for group in given.groups], tensors),

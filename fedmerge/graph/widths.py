@@ -37,6 +37,8 @@ def solve_widths(plan: Plan, shapes: Shapes, *, source: str) -> dict[str, int]:
 
 def _with_names(plan: Plan, names: Mapping[str, str]) -> Plan:
     """Return the plan with groups renamed; groups of one name are one."""
+    if not names:
+        return plan
 
     def renamed(group: str) -> Layout:
         return Units(names.get(group, group))
@@ -143,6 +145,8 @@ def _check_solved(
 ) -> None:
     """Refuse a plan with groups left unsolved: no width of theirs fits, or several would."""
     unsolved = {group.name: None for group in plan.groups if group.name not in widths}
+    if not unsolved:
+        return
     for name, axis, layout, size in axes:
         if len({group for group in groups_in(layout) if group in unsolved}) == 1:
             raise ArchitectureError(
@@ -150,11 +154,10 @@ def _check_solved(
                 f"which is no {_words(layout, widths)}",
                 _SAME_NET,
             )
-    if unsolved:
-        raise ArchitectureError(
-            f"the plan does not fix the width of group '{next(iter(unsolved))}'",
-            "give the group a tensor axis of its own, or its 'width' in the plan's 'groups'",
-        )
+    raise ArchitectureError(
+        f"the plan does not fix the width of group '{next(iter(unsolved))}'",
+        "give the group a tensor axis of its own, or its 'width' in the plan's 'groups'",
+    )
 
 
 def count_parameters(plan: Plan, widths: Mapping[str, int]) -> int:

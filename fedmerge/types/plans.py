@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Literal, TypeAlias
 
 from fedmerge.types.layouts import Layout, Pinned, Units, groups_in, replace_groups
@@ -89,10 +90,17 @@ class Plan:
 
     def axes_of(self, group: str) -> Iterator[tuple[str, int]]:
         """Yield every (tensor, axis) that carries the group."""
+        yield from self._axes.get(group, ())
+
+    @cached_property
+    def _axes(self) -> Mapping[str, Sequence[tuple[str, int]]]:
+        """Group → (tensor, axis), found once: plans may have thousands of both."""
+        found: dict[str, list[tuple[str, int]]] = {}
         for name, tensor in self.tensors.items():
             for axis, layout in enumerate(tensor.axes):
-                if group in groups_in(layout):
-                    yield name, axis
+                for group in set(groups_in(layout)):
+                    found.setdefault(group, []).append((name, axis))
+        return found
 
 
 def pin_groups(plan: Plan, widths: Mapping[str, int], reason: str) -> Plan:

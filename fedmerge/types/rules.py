@@ -25,9 +25,9 @@ def positive(value: Any) -> bool:
     return number(0)(value) and value > 0
 
 
-def whole(low: int) -> Check:
-    """Return whether a value is a whole number from a lowest one."""
-    return lambda value: type(value) is int and value >= low
+def whole(low: int, high: float = LARGEST) -> Check:
+    """Return whether a value is a whole number in a range, both ends included."""
+    return lambda value: type(value) is int and low <= value <= high
 
 
 def one_of(*choices: str) -> Rule:

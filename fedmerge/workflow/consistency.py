@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import chain, count
+from itertools import chain
+
+import numpy as np
 
 from fedmerge.checkpoint import Checkpoint
 from fedmerge.errors import CheckpointError, FedmergeError
@@ -69,22 +71,23 @@ def _group_differences(
     `widest` is the most units that clients have in any group: none is padded beyond it.
     """
     matched = entry.width - entry.padding
-    covered: set[int] = set()
+    covered = np.empty(0, dtype=np.int64)
     for name, width in zip(names, entry.client_widths, strict=False):
-        units = record.assignments[name][entry.name].tolist()
+        units = record.assignments[name][entry.name]
+        distinct = np.unique(units)
         where = f"{name}'s assignment of group '{entry.name}'"
         if len(units) != width:
             yield f"{where} has {len(units)} units, its recorded width is {width}"
-        if len(set(units)) < len(units):
+        if len(distinct) < len(units):
             yield f"{where} gives two units the same global unit"
-        if not all(0 <= unit < matched for unit in units):
+        if len(distinct) and not 0 <= distinct[0] <= distinct[-1] < matched:
             yield f"{where} leaves the range of 0 to {matched - 1}"
-        covered |= set(units)
+        covered = np.union1d(covered, distinct[distinct >= 0])
     if len(entry.client_widths) != len(names):
         yield f"group '{entry.name}' has {len(entry.client_widths)} recorded widths"
     elif entry.similarities and tuple(map(len, entry.similarities)) != entry.client_widths:
         yield f"group '{entry.name}' has similarities of other units than its clients'"
-    missing = next(unit for unit in count() if unit not in covered)
+    missing = int(np.argmax(np.append(covered, -1) != np.arange(len(covered) + 1)))
     if missing < matched:
         yield f"global unit {missing} of group '{entry.name}' belongs to no client"
     if entry.width > max(widest, matched):

@@ -24,6 +24,8 @@ DEFAULT_GROWTH = 1.5
 DEFAULT_SWEEPS = 20
 DEFAULT_REFINE = 3
 DEFAULT_DISTILL_STEPS = 500
+MOST_SWEEPS, MOST_STEPS = 10_000, 1_000_000  # a record may replay them: they must have an end
+MOST_PATTERNS = 1000  # of --keep, and characters of each: all are compared with all names
 PAPER_SWEEPS = 5
 PAPER_UNIT_CAP = 700  # the paper's code never lets a layer grow beyond this
 PAPER_COUNT_CLIP = 10  # the paper's code counts no more members of a unit than this
@@ -250,6 +252,7 @@ def _counts(value: Any) -> bool:
     )
 
 
+_REPEATED: Rule = (whole(0, MOST_SWEEPS), f"a whole number from 0 to {MOST_SWEEPS:,}")
 _RULES: Mapping[str, Rule] = {
     "method": one_of("fedma", "average", "ensemble"),
     "max_params": (whole(1), "a whole number from 1"),
@@ -257,15 +260,15 @@ _RULES: Mapping[str, Rule] = {
     "merge_units": one_of("mean", "fit"),
     "correct": one_of("none", "norm", "moments"),
     "batch_norm": one_of("mean", "reestimate"),
-    "distill_steps": (whole(0), "a whole number from 0"),
+    "distill_steps": (whole(0, MOST_STEPS), f"a whole number from 0 to {MOST_STEPS:,}"),
     "preset": one_of("paper"),
     "match_threshold": (lambda t: positive(t) and t <= 1, "a number above 0 and up to 1"),
     "max_growth": (lambda g: g == "none" or number(1)(g), "a number from 1, or none"),
     "gamma": (positive, "a positive number"),
     "sigma": (positive, "a positive variance"),
     "sigma0": (positive, "a positive variance"),
-    "sweeps": (whole(0), "a whole number from 0"),
-    "refine": (whole(0), "a whole number from 0"),
+    "sweeps": _REPEATED,
+    "refine": _REPEATED,
     "seed": (whole(0), "a whole number from 0"),
     "solver": one_of("auto", "scipy", "lapjv", "lapsolver"),
     "tie_breaker": (number(0, 1), "a number from 0 to 1"),
@@ -274,6 +277,10 @@ _RULES: Mapping[str, Rule] = {
         "a positive number per client",
     ),
     "class_counts": (_counts, '{"name": [count per class, …]}, no count negative'),
+    "keep": (
+        lambda k: len(k) <= MOST_PATTERNS and all(len(pattern) <= MOST_PATTERNS for pattern in k),
+        f"at most {MOST_PATTERNS:,} patterns, each as long",
+    ),
     "dtype": one_of(*FLOAT_DTYPES),
     "flatten": (whole(1), "a whole number from 1"),
     "weights": one_of("raw", "ema"),

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 
 MOST_DIFFERENCES = 1000  # that are told
+MOST_TWINS = 100  # clients that are one file, in the mean: each is a client to recompute
 
 
 @dataclass(frozen=True)
@@ -153,6 +154,9 @@ def replay_recorded(record: MergeRecord, prepared: Prepared) -> Merge:
 
 
 def _source_differences(record: MergeRecord, clients: Mapping[str, Checkpoint]) -> Iterator[str]:
+    if len(record.sources) > MOST_TWINS * len(clients):
+        yield f"the record has {len(record.sources)} clients, given are {len(clients)} files"
+        return
     expected = {source.sha256 for source in record.sources}
     for digest, client in clients.items():
         if digest not in expected:

@@ -119,7 +119,7 @@ def test_every_option_is_obeyed_and_recorded(
     [
         (("--probe", "pixels"), "--probe is 'pixels', expected noise, synthetic or none"),
         (("--probe", "noise", "--probe-data", "x.npz"), "exclude each other"),
-        (("--probe-count", "3"), "--probe-count is 3, expected at least 10"),
+        (("--probe-count", "3"), "--probe-count is 3, expected 10 to 100,000"),
         (("--probe-std", "0"), "--probe-std has to be above 0"),
         (("--probe-mean", "nan"), "--probe-mean and --probe-std have to be finite"),
         (("--probe-std", "inf"), "--probe-mean and --probe-std have to be finite"),

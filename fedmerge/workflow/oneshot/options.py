@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
@@ -15,7 +14,8 @@ if TYPE_CHECKING:
 Source: TypeAlias = Literal["noise", "synthetic", "none"]
 
 DEFAULT_COUNT = 1000
-FEWEST = 10
+FEWEST, MOST = 10, 100_000  # probes; all are made at once
+LARGEST = 1e6  # of noise: squares of what nets make of it are finite
 _STANDARD = ((0.0,), (1.0,))  # mean and deviation of noise
 
 
@@ -37,10 +37,12 @@ class ProbeOptions:
             raise UsageError("--probe-data and --probe exclude each other")
         if self.data is not None and (self.mean, self.std) != _STANDARD:
             raise UsageError("--probe-mean and --probe-std are for noise, not for --probe-data")
-        if self.count is not None and self.count < FEWEST:
-            raise UsageError(f"--probe-count is {self.count}, expected at least {FEWEST}")
-        if not all(map(math.isfinite, (*self.mean, *self.std))):
-            raise UsageError("--probe-mean and --probe-std have to be finite")
+        if self.count is not None and not FEWEST <= self.count <= MOST:
+            raise UsageError(f"--probe-count is {self.count}, expected {FEWEST} to {MOST:,}")
+        if not all(abs(value) <= LARGEST for value in (*self.mean, *self.std)):  # nor NaN
+            raise UsageError(
+                f"--probe-mean and --probe-std have to be finite, at most {LARGEST:,.0f}"
+            )
         if any(deviation <= 0 for deviation in self.std):
             raise UsageError("--probe-std has to be above 0")
         if self.source == "none" and self.asked_for:

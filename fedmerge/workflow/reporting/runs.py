@@ -137,4 +137,4 @@ def _files(record: MergeRecord, merged: Path, given: Sequence[str | Path]) -> li
                 "give the clients' files after the merged one",
             )
         found.append(place)
-    return found
+    return list(dict.fromkeys(found))  # several clients may be one file

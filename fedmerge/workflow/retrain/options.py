@@ -15,6 +15,7 @@ from fedmerge.workflow.options import MatchOptions, option_name
 from fedmerge.workflow.record_file import Init, RecordedRounds, RetrainMethod
 
 DEFAULT_ROUNDS = 10  # of fedavg and fedprox
+MOST_ROUNDS = 100_000  # all of them are laid out before the first
 _PARTS = ("training", "preparation", "matching")  # fields that hold several options
 PAPER_MU = 1e-3  # the best that the paper found for FedProx
 
@@ -92,10 +93,11 @@ def retrain_options(given: Mapping[str, Any], matching: MatchOptions) -> Retrain
 
 
 _FROM_ONE: Rule = (whole(1), "a whole number from 1")
+_SOME: Rule = (whole(1, MOST_ROUNDS), f"a whole number from 1 to {MOST_ROUNDS:,}")
 _RULES: Mapping[str, Rule] = {
     "method": one_of("fedma", "fedavg", "fedprox"),
-    "passes": _FROM_ONE,
-    "rounds": _FROM_ONE,
+    "passes": _SOME,
+    "rounds": _SOME,
     "mu": (number(0), "a number from 0"),
     "init": one_of("independent", "shared"),
     "init_epochs": _FROM_ONE,

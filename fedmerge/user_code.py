@@ -6,6 +6,7 @@ traceback. What our own callbacks raise inside it stays ours, and Ctrl-C stays C
 
 from __future__ import annotations
 
+import copy
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
@@ -17,7 +18,7 @@ from fedmerge.errors import FedmergeError, ModelCodeError, UserCodeError
 from fedmerge.tracebacks import last_line, whole_traceback
 
 if TYPE_CHECKING:
-    from torch import nn
+    from torch import Tensor, nn
 
 Heard: TypeAlias = Callable[[], bool | None]
 
@@ -64,7 +65,7 @@ class user_code:  # noqa: N801 (a context, like those of contextlib)
         if self._own:
             raise self._own[0]
         if reason is not None and not isinstance(reason, FedmergeError):
-            problem = f"{self._what}: {last_line(reason)}{_named(self._of)}"
+            problem = f"{self._what}: {last_line(reason)}{named(self._of)}"
             raise self._error(problem, self._hint, details=whole_traceback(reason)) from reason
 
     def keep(self, error: BaseException) -> None:
@@ -76,8 +77,14 @@ class StopRun(Exception):  # noqa: N818 (it is no error)
     """Raised in a block of our own: the rest of what the user's code does is of no interest."""
 
 
+_NOT_OURS = (StopRun, RecursionError, MemoryError)
+
+
 class own_code:  # noqa: N801
-    """A block of our own that the user's code calls: what it raises is no failure of theirs."""
+    """A block of our own that the user's code calls: what it raises is no failure of theirs.
+
+    But for stack and memory, of which the code around it may have left too little.
+    """
 
     def __enter__(self) -> None:
         """Begin."""
@@ -89,7 +96,7 @@ class own_code:  # noqa: N801
         trace: TracebackType | None,
     ) -> None:
         block = _block.get()
-        if block is not None and error is not None and not isinstance(error, StopRun):
+        if block is not None and error is not None and not isinstance(error, _NOT_OURS):
             block.keep(error)
 
 
@@ -117,12 +124,22 @@ def remember(built: Any, reference: str) -> None:
         return
 
 
-def _named(built: Any) -> str:
+def named(built: Any) -> str:
     """Return how the user named an object, for the end of a message."""
     try:
         return f", in '{vars(built)[_REFERENCE]}'"
     except (TypeError, KeyError):
         return ""
+
+
+def copied_object(built: Any, memo: dict[int, Any]) -> Any:
+    """Return a copy that knows by which reference the user's code gave the original."""
+    made = copy.deepcopy(built, memo)
+    try:
+        remember(made, vars(built)[_REFERENCE])
+    except (TypeError, KeyError):
+        return made
+    return made
 
 
 def run_model(model: nn.Module, inputs: Sequence[Any], *, hint: str = "") -> Any:
@@ -151,10 +168,28 @@ def parameters_of(model: nn.Module) -> dict[str, nn.Parameter]:
         return dict(model.named_parameters(remove_duplicate=False))
 
 
-def state_of(model: nn.Module, *, keep_vars: bool = False) -> dict[str, Any]:
-    """Return a model's state dict."""
+def state_of(model: nn.Module, *, keep_vars: bool = False) -> dict[str, Tensor]:
+    """Return the tensors of a model's state dict."""
+    from torch import Tensor  # the command line is quicker without
+
     with user_code("the model gives no state dict", of=model):
-        return dict(model.state_dict(keep_vars=keep_vars))
+        state = model.state_dict(keep_vars=keep_vars)
+        return {name: value for name, value in state.items() if isinstance(value, Tensor)}
+
+
+def optional_tensors(model: nn.Module) -> frozenset[str]:
+    """Return the names of a model's tensors that a file may lack: the model keeps its own.
+
+    Torch tells which, and so does a model's own way of loading: counters of batch norms, which
+    files from before torch 0.4.1 don't have. Floats with axes are never among them.
+    """
+    own = {n: t for n, t in state_of(model).items() if not (t.is_floating_point() and t.dim())}
+    try:
+        with user_code("the model does not load a state dict", of=model):
+            missing = model.load_state_dict({}, strict=False).missing_keys
+    except UserCodeError:
+        return frozenset()
+    return frozenset(own) - set(missing)
 
 
 def load_state(model: nn.Module, state: dict[str, Any], *, strict: bool = True) -> None:

@@ -6,7 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import torch
@@ -130,7 +130,7 @@ class _Ops(EagerMode):  # type: ignore[no-untyped-call]
             return
         try:
             with self.paused(), own_code():
-                self.hear(call)
+                self.hear(_detached(call))
         except StopRun:
             self.is_stopped = True
             raise
@@ -173,6 +173,14 @@ class _Ops(EagerMode):  # type: ignore[no-untyped-call]
             return None
         ways = ((own.shape, own.stride()), (own.T.shape, own.T.stride()))
         return ways.index(seen) if seen in ways else None
+
+
+def _detached(call: Call) -> Call:
+    """Return a call without gradients, which a model's code may ask for by itself."""
+    values = vars(call).items()
+    own: Any = {name: value.detach() for name, value in values if isinstance(value, Tensor)}
+    changed: Call = replace(call, **own)
+    return changed
 
 
 class _Functions(TorchFunctionMode):

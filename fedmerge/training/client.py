@@ -69,7 +69,7 @@ def train(arrays: Arrays, settings: JsonObject, place: Place) -> WorkResult:
     deadline = None if place.timeout is None else time.monotonic() + place.timeout
     work = ClientWork.from_json(settings)
     shard, task = work_shard(work, SHARD_KEYS), find_task(work.task)
-    model = _built(work, arrays, place)
+    model, unsaid = _built(work, arrays, place)
     trained = train_model(
         model,
         shard,
@@ -86,7 +86,8 @@ def train(arrays: Arrays, settings: JsonObject, place: Place) -> WorkResult:
         "class_counts": None if counts is None else counts.tolist(),
         "training_seconds": trained.seconds,
     }
-    return WorkResult(trained.arrays, values)
+    own = {name: array for name, array in trained.arrays.items() if name not in unsaid}
+    return WorkResult(own, values)
 
 
 def evaluate_model(arrays: Arrays, settings: JsonObject, place: Place) -> WorkResult:
@@ -94,7 +95,7 @@ def evaluate_model(arrays: Arrays, settings: JsonObject, place: Place) -> WorkRe
     work = ClientWork.from_json(settings)
     shard = work_shard(work, EVALUATION_KEYS)
     with limited_threads(place.threads):
-        model = _built(work, arrays, place)
+        model, _ = _built(work, arrays, place)
         found = evaluate(model, shard, find_task(work.task), device=place.device)
     return WorkResult({}, {"loss": found.loss, "samples": found.samples, **found.metrics})
 
@@ -104,13 +105,13 @@ def work_shard(work: ClientWork, keys: Keys) -> Shard:
     return read_shard(work.shard, client=work.client, keys=keys, preparation=work.preparation)
 
 
-def _built(work: ClientWork, arrays: Arrays, place: Place) -> nn.Module:
+def _built(work: ClientWork, arrays: Arrays, place: Place) -> tuple[nn.Module, frozenset[str]]:
+    """Return the model with its weights, and what these say nothing of."""
     build = _find_builder(work.builder)
     shapes = {name: array.shape for name, array in arrays.items()}
     with limited_threads(place.threads), seeded(work.training.seed):
         model = build(shapes, **work.arguments)
-    load_arrays(model, arrays)
-    return model
+    return model, load_arrays(model, arrays)
 
 
 def _find_builder(reference: str) -> Callable[..., nn.Module]:

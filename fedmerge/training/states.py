@@ -11,28 +11,31 @@ from torch import nn
 from fedmerge.errors import TrainingError
 from fedmerge.types.arrays import Array
 from fedmerge.types.work import Arrays
-from fedmerge.user_code import state_of
+from fedmerge.user_code import optional_tensors, state_of
 
 _MOST_NAMES = 5  # in a message
 
 
-def load_arrays(model: nn.Module, arrays: Arrays) -> None:
+def load_arrays(model: nn.Module, arrays: Arrays) -> frozenset[str]:
     """Copy arrays into the module's parameters and buffers; every one must be given a value.
 
-    Tied tensors may be given by any one of their names.
+    Tied tensors may be given by any one of their names. Returns the names of those that torch
+    does without when it loads a file, and that have no value here.
     """
     tensors = named_tensors(model)
     if unknown := [name for name in arrays if name not in tensors]:
         raise TrainingError(f"the model has no {_quoted(unknown)}")
     given = {_memory(tensors[name]) for name in arrays}
     missing = [name for name, tensor in tensors.items() if _memory(tensor) not in given]
-    if missing:
-        raise TrainingError(f"there are no values for the model's {_quoted(missing)}")
+    optional = optional_tensors(model) if missing else frozenset()
+    if needed := [name for name in missing if name not in optional]:
+        raise TrainingError(f"there are no values for the model's {_quoted(needed)}")
     for name, array in arrays.items():
         if tensors[name].shape != array.shape:
             found = tuple(tensors[name].shape)
             raise TrainingError(f"the model's '{name}' is {found}, expected {array.shape}")
         tensors[name].copy_(torch.tensor(np.asarray(array)))
+    return frozenset(missing)
 
 
 def read_arrays(model: nn.Module, *, without: Collection[str] = ()) -> dict[str, Array]:
@@ -54,8 +57,7 @@ def read_arrays(model: nn.Module, *, without: Collection[str] = ()) -> dict[str,
 
 def named_tensors(model: nn.Module) -> Mapping[str, torch.Tensor]:
     """Return the tensors of the module's state, sharing its memory."""
-    state = state_of(model)
-    return {name: value for name, value in state.items() if isinstance(value, torch.Tensor)}
+    return state_of(model)
 
 
 def _memory(tensor: torch.Tensor) -> tuple[object, ...]:

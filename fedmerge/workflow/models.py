@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -26,10 +26,10 @@ from fedmerge.graph.model import (
     program_inputs,
     verify_plan,
 )
-from fedmerge.graph.model.walk import StatePairs
+from fedmerge.graph.model.walk import StatePairs, plain_numbers
 from fedmerge.graph.resize import resize_module
 from fedmerge.types.plans import Norm, Plan
-from fedmerge.user_code import run_model, state_of, user_code
+from fedmerge.user_code import optional_tensors, run_model, state_of, user_code
 from fedmerge.workflow.clients import name_difference
 
 if TYPE_CHECKING:
@@ -152,21 +152,30 @@ def check_plan(code: ModelCode, client: Checkpoint, plan: Plan, *, seed: int) ->
 def model_names(client: Checkpoint, model: nn.Module) -> dict[str, str]:
     """Return the model's name of every tensor of a file: the same, prefixed, or by order.
 
-    By order only if the last parts of the names agree one by one, and the numbers of axes.
+    By order only if the last parts of the names agree one by one, and the numbers of axes. A file
+    may lack what torch does without when it loads it.
     """
     expected = state_of(model)
     written = {name: client.output_name(name) for name in client.tensors}
     plain = {name: name for name in client.tensors}
-    for names in (written, plain):
-        if set(names.values()) == set(expected):
-            return names
-    own = [(name.rpartition(".")[2], len(i.shape)) for name, i in client.tensors.items()]
-    if own == [(name.rpartition(".")[2], tensor.dim()) for name, tensor in expected.items()]:
-        return dict(zip(client.tensors, expected, strict=True))
+    for needed in _needed_names(model, set(expected)):
+        for names in (written, plain):
+            if needed <= set(names.values()) <= set(expected):
+                return names
+        own = [(name.rpartition(".")[2], len(i.shape)) for name, i in client.tensors.items()]
+        others = [name for name in expected if name in needed]
+        if own == [(name.rpartition(".")[2], expected[name].dim()) for name in others]:
+            return dict(zip(client.tensors, others, strict=True))
     raise ArchitectureError(
         f"{client.name}: {name_difference(plain, expected)}, compared with the model",
         "build the model whose checkpoints were merged",
     )
+
+
+def _needed_names(model: nn.Module, names: set[str]) -> Iterator[set[str]]:
+    """Yield the names that a file has as a rule, and those that it must have."""
+    yield names
+    yield names - optional_tensors(model)
 
 
 def _is_prefixed(names: Mapping[str, str], client: Checkpoint) -> bool:
@@ -210,7 +219,7 @@ def _call(model: nn.Module, inputs: Sequence[Any], states: int) -> Any:
 
 def outputs_of(model: nn.Module, inputs: Sequence[Any]) -> list[torch.Tensor]:
     """Return all tensors among a model's outputs in evaluation mode."""
-    return tensors_in(evaluated(model, inputs))
+    return [plain_numbers(tensor) for tensor in tensors_in(evaluated(model, inputs))]
 
 
 def evaluated(model: nn.Module, inputs: Sequence[Any], *, has_gradient: bool = False) -> Any:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from fedmerge.errors import ArchitectureError, ModelCodeError, UserCodeError
 from fedmerge.graph.model.walk import copied
 from fedmerge.tracebacks import last_line
-from fedmerge.user_code import run_model
+from fedmerge.user_code import named, run_model
 
 BATCH = 2  # samples per input
 STEPS = 32  # of a sequence for recurrent layers
@@ -48,7 +48,7 @@ def deduce_inputs(
     first = next(iter(failures.values()))
     raise ModelCodeError(
         f"the model runs on no input of shape {', '.join(failures)}, the ones its first layer "
-        f"({type(layer).__name__}) suggests: {last_line(first.__cause__ or first)}",
+        f"({type(layer).__name__}) suggests: {last_line(first.__cause__ or first)}{named(module)}",
         _HINT,
         details=first.details,
     ) from first

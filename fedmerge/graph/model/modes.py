@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
+from fedmerge.errors import ArchitectureError
 from fedmerge.graph.model.call import Call, Rule, tensors_in
 from fedmerge.graph.model.dispatch import EagerMode, eagerly, uncompiled
 from fedmerge.graph.model.rules import RULES, is_pointwise, pointwise
@@ -57,6 +58,7 @@ class _Ops(EagerMode):  # type: ignore[no-untyped-call]
         """Record what an op's rule says."""
         if before is None:
             return result
+        _check_shaped(result)
         space, _, name = func._schema.name.partition("::")
         name = name if space == "aten" else func._schema.name
         written = [
@@ -152,6 +154,15 @@ def watching(trace: Trace) -> Iterator[None]:
         torch.backends.mha.set_fastpath_enabled(fast)
         torch._C._set_mkldnn_enabled(onednn)
         torch.set_num_threads(threads)
+
+
+def _check_shaped(result: Any) -> None:
+    """Refuse results without a shape, of which no axis can be followed."""
+    if any(tensor.is_nested for tensor in tensors_in(result)):
+        raise ArchitectureError(
+            "the model computes with nested tensors, whose axes can't be followed",
+            "describe its axes in a plan of your own (--plan)",
+        )
 
 
 def _by_name(

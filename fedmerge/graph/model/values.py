@@ -13,7 +13,13 @@ from torch.utils import _pytree as pytree
 
 from fedmerge.errors import UserCodeError
 from fedmerge.graph.model.dispatch import EagerMode
-from fedmerge.graph.model.walk import StatePairs, copied, float_tensors, tensor_leaves
+from fedmerge.graph.model.walk import (
+    StatePairs,
+    copied,
+    float_tensors,
+    plain_numbers,
+    tensor_leaves,
+)
 from fedmerge.user_code import run_model
 
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4}  # relative to the largest output
@@ -91,7 +97,7 @@ def run(module: nn.Module, inputs: tuple[Any, ...], *, state: StatePairs = ()) -
             for i, j in state:
                 arguments[i] = outputs[j]
             results += _visible(run_model(module, arguments), state)
-    return [tensor.detach() for tensor in results]
+    return [plain_numbers(tensor).detach() for tensor in results]
 
 
 def _visible(outputs: Any, state: StatePairs) -> list[Tensor]:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import copy
 import warnings
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -19,7 +19,7 @@ from fedmerge.graph.model.trace import Stacked, Trace, Value
 from fedmerge.graph.model.trees import Axes, Fixed, labels_of
 from fedmerge.tracebacks import last_line
 from fedmerge.types.plans import OUTPUT
-from fedmerge.user_code import own_code, run_model, state_of, user_code
+from fedmerge.user_code import copied_object, named, own_code, run_model, state_of, user_code
 
 _HINT = "give its inputs: --input-shape, and --input-dtype long where they are tokens"
 
@@ -80,11 +80,10 @@ def _pin_unused(trace: Trace, tensors: dict[str, Axes]) -> None:
 
 def evaluating(model: nn.Module) -> nn.Module:
     """Return the model in evaluation mode; an exported program is in the mode it was made in."""
-    with user_code("the model can't be put into evaluation mode", of=model):
-        try:
-            return model.eval()
-        except NotImplementedError:
-            return model
+    what = "the model can't be put into evaluation mode"
+    with user_code(what, of=model), suppress(NotImplementedError):
+        model.eval()
+    return model
 
 
 def copied(model: nn.Module) -> nn.Module:
@@ -94,7 +93,7 @@ def copied(model: nn.Module) -> nn.Module:
         computed = _computed_tensors(list(model.modules()))
         with torch.no_grad(), warnings.catch_warnings():  # scripted parameters carry no graph then
             warnings.simplefilter("ignore", FutureWarning)  # torch's own, for exported programs
-            return evaluating(copy.deepcopy(model, computed).to("cpu"))
+            return evaluating(copied_object(model, computed).to("cpu"))
 
 
 def _computed_tensors(parts: Sequence[nn.Module]) -> dict[int, Tensor]:
@@ -111,7 +110,7 @@ def float_tensors(module: nn.Module) -> tuple[dict[str, Tensor], dict[str, str]]
     tensors: dict[str, Tensor] = {}
     aliases: dict[str, str] = {}
     for name, tensor in state_of(module, keep_vars=True).items():
-        if not isinstance(tensor, Tensor) or not tensor.is_floating_point():
+        if not tensor.is_floating_point():
             continue
         key = (tensor.data_ptr(), tensor.storage_offset(), tensor.shape)
         if tensor.numel() and key in first:
@@ -141,18 +140,18 @@ def _run(
         with watching(trace):
             outputs = run_model(module, inputs, hint=_HINT)
     except UserCodeError as error:
-        raise _not_followed(error) from error
+        raise _not_followed(module, error) from error
     _finish(trace, inputs, outputs, state)
     return trace, aliases
 
 
-def _not_followed(error: UserCodeError) -> UserCodeError:
+def _not_followed(module: nn.Module, error: UserCodeError) -> UserCodeError:
     """Return a failed run as what it is, where it is torch that can't run under our eyes."""
     reason = error.__cause__
     if not isinstance(reason, NotImplementedError):
         return error
     return ModelCodeError(
-        f"the model does something that can't be followed: {last_line(reason)}",
+        f"the model does something that can't be followed: {last_line(reason)}{named(module)}",
         "describe its axes in a plan of your own (--plan)",
         details=error.details,
     )
@@ -210,6 +209,17 @@ def _tie_state(trace: Trace, given: Tensor, made: Tensor) -> None:
     for own_axes, back_axes in pairs:
         for own, back in zip(own_axes, back_axes, strict=True):
             trace.labels.unify(own, back)
+
+
+def plain_numbers(tensor: Tensor) -> Tensor:
+    """Return a tensor of a model's outputs as plain numbers that can be compared."""
+    kinds = {"nested": tensor.is_nested, "meta": tensor.is_meta, "quantized": tensor.is_quantized}
+    found = next((kind for kind, is_so in kinds.items() if is_so), None)
+    if found is None and tensor.layout != torch.strided:
+        found = str(tensor.layout).removeprefix("torch.")
+    if found is not None:
+        raise ArchitectureError(f"the model returns a {found} tensor, expected plain numbers")
+    return tensor.as_subclass(Tensor)
 
 
 def tensor_leaves(value: Any) -> list[Tensor]:

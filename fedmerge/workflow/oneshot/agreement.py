@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from fedmerge.errors import ArchitectureError
+from fedmerge.graph.model.walk import plain_numbers
 from fedmerge.probing.values import Probes
 from fedmerge.units import Averaging
 from fedmerge.workflow.models import evaluated, tensors_in
@@ -38,7 +39,7 @@ class Agreement:
 def answers(model: nn.Module, probes: Probes, *, device: str) -> Tensor:
     """Return a model's outputs on all probes as (rows, outputs), in single precision on the CPU."""
     batches = probes.batches(BATCH, device)
-    return torch.cat([compared_rows(evaluated(model, batch)).cpu() for batch in batches])
+    return torch.cat([compared_rows(evaluated(model, batch)).detach().cpu() for batch in batches])
 
 
 def compared_rows(outputs: object) -> Tensor:
@@ -46,7 +47,8 @@ def compared_rows(outputs: object) -> Tensor:
 
     Outputs are the last axis, or the channels of images; one number per sample is one output.
     """
-    found = [t for t in tensors_in(outputs) if t.is_floating_point() and t.dim()]
+    plain = map(plain_numbers, tensors_in(outputs))
+    found = [t for t in plain if t.is_floating_point() and t.dim()]
     if not found:
         raise ArchitectureError("the model returns no numbers that could be compared")
     first = found[0].unsqueeze(-1) if found[0].dim() == 1 else found[0]

@@ -16,7 +16,7 @@ from fedmerge.graph.model import ExportedProgram, evaluating
 from fedmerge.graph.resize import resize_module
 from fedmerge.types.arrays import Array
 from fedmerge.types.clients import Client
-from fedmerge.user_code import load_state, parts_of, placed, user_code
+from fedmerge.user_code import copied_object, load_state, parts_of, placed, user_code
 from fedmerge.workflow.models import ModelCode, model_names
 from fedmerge.workflow.prepared import Prepared
 
@@ -85,7 +85,8 @@ class Models:
         if not _share_modules(built, self._template):
             return built
         with user_code("the model cannot be copied", of=built):
-            return copy.deepcopy(built)
+            own: nn.Module = copied_object(built, {})
+            return own
 
     @cached_property
     def _template(self) -> nn.Module:

@@ -156,7 +156,7 @@ def work_of(model: nn.Module, inputs: tuple[Tensor, ...]) -> float:
 
 def _is_classifier(outputs: Any, inputs: tuple[Tensor, ...]) -> bool:
     """Return whether the first output has a row of at least two numbers per sample."""
-    found = outputs if isinstance(outputs, Tensor) else (list(outputs) or [None])[0]
+    found = outputs[0] if isinstance(outputs, tuple | list) and outputs else outputs
     has_floats = any(given.is_floating_point() for given in inputs)
     return (
         has_floats

@@ -16,7 +16,7 @@ from fedmerge.cli.applicable import asked_by_user, check_applicable
 from fedmerge.cli.arguments import given_plan, match_options, model_code, note_merged
 from fedmerge.cli.match import as_argument, sizes, ways_to_load, written
 from fedmerge.cli.report import also_report, check_also, say_report
-from fedmerge.cli.retrain_progress import listening
+from fedmerge.cli.retrain_progress import check_events, listening
 from fedmerge.cli.scores import metric, metric_title
 from fedmerge.cli.terminal import Terminal
 from fedmerge.workflow.retrain.history import WHY_MISSING, RoundEntry
@@ -40,24 +40,25 @@ def run(given: Mapping[str, Any], terminal: Terminal) -> int:
     running, output = running_options(given), Path(given["output"])
     shard_size = parse_size(given["shard_size"])
     work_dir = WorkDir(given["work_dir"] or default_work_dir(output))
-    if not given["dry_run"]:
-        _check_places(given, output, work_dir)
-    prepared = _prepared(given, options, running, terminal)
     if given["dry_run"]:
+        prepared = _prepared(given, options, running, terminal)
         _show_prediction(predict_run(prepared), terminal)
         return 0
-    with listening(given["events"], terminal, given["resume"]) as hear:
-        retrained = run_prepared(
-            prepared,
-            data=given["data"],
-            work_dir=work_dir,
-            output=output,
-            running=running,
-            hear=hear,
-        )
-        # What it may overwrite was decided before.
-        output = retrained.write(output, force=True, shard_size=shard_size)
-        page = also_report(given, output, work_dir=work_dir.path)
+    with work_dir.held():
+        _check_places(given, output, work_dir)
+        prepared = _prepared(given, options, running, terminal)
+        with listening(given, terminal) as hear:
+            retrained = run_prepared(
+                prepared,
+                data=given["data"],
+                work_dir=work_dir,
+                output=output,
+                running=running,
+                hear=hear,
+            )
+            force, again = given["force"], given["resume"]
+            output = retrained.write(output, force=force, again=again, shard_size=shard_size)
+            page = also_report(given, output, work_dir=work_dir.path)
     seconds = round(time.perf_counter() - started, 3)
     terminal.result({**retrained.summary(), "output": str(output), **page, "seconds": seconds})
     _show_retrained(retrained, output, terminal)
@@ -76,7 +77,9 @@ def _check_places(given: Mapping[str, Any], output: Path, work_dir: WorkDir) -> 
         sharded=given["shard_size"] is not None,
         work_dir=work_dir if given["resume"] else None,
     )
-    check_also(given, [Path(path) for path in given["clients"] or ()])
+    clients = [Path(path) for path in given["clients"] or ()]
+    check_also(given, clients)
+    check_events(given, inputs=clients)
     if not given["resume"]:
         work_dir.check_free()
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import IO, Any
 
+from fedmerge.checkpoint import check_targets
 from fedmerge.cli import show
 from fedmerge.cli.scores import metric, metric_title
 from fedmerge.cli.terminal import Terminal
@@ -29,14 +30,32 @@ from fedmerge.workflow.retrain.events import (
 MOST_AT_WORK = 2  # clients that the bar names
 
 
+def check_events(given: Mapping[str, Any], *, inputs: Sequence[Path]) -> None:
+    """Refuse a file of events that must not be written, before any work."""
+    if given["events"] is None:
+        return
+    try:
+        may_exist = given["force"] or given["resume"]
+        check_targets([given["events"]], inputs=inputs, force=may_exist)
+    except UsageError as error:
+        raise UsageError(f"--events {error.problem}", error.hint) from None
+
+
 @contextmanager
-def listening(events: Path | None, terminal: Terminal, resume: bool) -> Iterator[HearEvent]:
+def listening(given: Mapping[str, Any], terminal: Terminal) -> Iterator[HearEvent]:
     """Give someone who hears all events; an events file is continued where a run is."""
+    events: Path | None = given["events"]
     with ExitStack() as stack:
         file = None
         if events is not None:
+            mode = "a" if given["resume"] else "w" if given["force"] else "x"
             try:
-                file = stack.enter_context(events.open("a" if resume else "w", encoding="utf-8"))
+                file = stack.enter_context(events.open(mode, encoding="utf-8"))
+            except FileExistsError:
+                raise UsageError(
+                    f"--events {events}: exists already, it was written meanwhile",
+                    "overwrite it with --force",
+                ) from None
             except OSError as error:
                 raise UsageError(
                     f"--events {events}: can't be written ({error.strerror})"

@@ -78,7 +78,7 @@ def not_finite(outcome: Outcome) -> str:
 def _judged(outcome: Outcome, find_problem: Callable[[Outcome], str] | None) -> Outcome:
     if outcome.status != "ok":
         return outcome
-    problem = not_finite(outcome) or (find_problem(outcome) if find_problem else "")
+    problem = (find_problem(outcome) if find_problem else "") or not_finite(outcome)
     if not problem:
         return outcome
     return replace(outcome, status="app", arrays={}, values={}, message=problem)

@@ -24,6 +24,7 @@ from fedmerge.training.shards import (
     read_column,
     read_shard,
 )
+from fedmerge.training.states import array_dtypes, tied_names
 from fedmerge.training.tasks import LearningTask, count_classes, find_task
 
 __all__ = [
@@ -43,6 +44,7 @@ __all__ = [
     "Stage",
     "TrainSettings",
     "Trained",
+    "array_dtypes",
     "choose_devices",
     "count_classes",
     "default_settings",
@@ -58,6 +60,7 @@ __all__ = [
     "split_by_dirichlet",
     "split_by_key",
     "split_homogeneously",
+    "tied_names",
     "train_model",
     "try_model",
     "write_shards",

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from fedmerge.errors import TrainingError
-from fedmerge.types.arrays import Array
+from fedmerge.types.arrays import Array, DType
 from fedmerge.types.work import Arrays
 from fedmerge.user_code import optional_tensors, state_of
 
@@ -50,9 +50,31 @@ def read_arrays(model: nn.Module, *, without: Collection[str] = ()) -> dict[str,
         if _memory(tensor) in seen:
             continue
         seen.add(_memory(tensor))
-        wide = tensor.float() if tensor.dtype in (torch.bfloat16, torch.float16) else tensor
-        arrays[name] = wide.cpu().numpy().copy()
+        arrays[name] = _as_array(tensor).copy()
     return arrays
+
+
+def array_dtypes(model: nn.Module) -> dict[str, DType]:
+    """Return the types of the arrays that `read_arrays` gives, for all names of tied tensors."""
+    return {
+        name: _as_array(tensor[:0] if tensor.ndim else tensor).dtype
+        for name, tensor in named_tensors(model).items()
+    }
+
+
+def tied_names(model: nn.Module) -> dict[str, str]:
+    """Return the first name of every tensor of the module's state, by any of its names."""
+    firsts: dict[tuple[object, ...], str] = {}
+    return {
+        name: firsts.setdefault(_memory(tensor), name)
+        for name, tensor in named_tensors(model).items()
+    }
+
+
+def _as_array(tensor: torch.Tensor) -> Array:
+    wide = tensor.float() if tensor.dtype in (torch.bfloat16, torch.float16) else tensor
+    array: Array = wide.cpu().numpy()
+    return array
 
 
 def named_tensors(model: nn.Module) -> Mapping[str, torch.Tensor]:

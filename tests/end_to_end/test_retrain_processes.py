@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 
 from tests.end_to_end.helpers import PATIENCE, Cli, record_of
 from tests.end_to_end.retraining import Scene, make_scene
@@ -164,3 +165,90 @@ def test_too_few_clients_end_a_run_that_can_be_resumed(scene: Scene, cli: Cli) -
     assert not (scene.folder / "g.pt").exists()
     scene.trouble("b")
     assert "resumed after round 1 of 3" in cli.done(*command, "--resume").err
+
+
+CHANGING = """
+
+class Changing(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.net = build()
+
+    def forward(self, x):
+        if self.training and os.environ.get("FEDMERGE_TEST_CLIENT") == "b":
+            self.register_buffer("extra", x[0].clone())
+        return self.net(x)
+
+
+def load_and_tell(client):
+    os.environ["FEDMERGE_TEST_CLIENT"] = client
+    return load(client)
+"""
+
+
+@pytest.mark.parametrize("engine", ["local", "processes"])
+def test_a_client_whose_model_is_another_one_after_training_is_left_out(
+    engine: str, scene: Scene, cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FEDMERGE_TEST_CLIENT", "")
+    net = scene.folder / "net.py"
+    net.write_text(net.read_text() + CHANGING)
+    for path in scene.clients:
+        state = torch.load(path, weights_only=True)
+        torch.save({f"net.{name}": tensor for name, tensor in state.items()}, path)
+    command = scene.command("g.pt", *engine_options(engine), shards=f"{net}:load_and_tell")
+    outcome = cli(*command, "--model", f"{net}:Changing", "--retries", 1)
+    assert outcome.code == 5, outcome.err
+    missing = [entry["missing"] for entry in record_of(scene.folder / "g.pt")["retrain"]["rounds"]]
+    assert missing == [{}, {"b": "app"}, {"b": "app"}]
+    assert "b is tried again (app): returned 'extra', which its model does not have" in outcome.err
+
+
+def test_of_two_commands_in_one_work_dir_the_second_is_refused(scene: Scene, cli: Cli) -> None:
+    events = scene.folder / "events.jsonl"
+    command = scene.command("g.pt", shards=scene.function)
+    slow(scene, True)
+    running = start([*command, "--events", str(events)])
+    wait_for(running, events, 1)
+    says = ["g.pt.work: another run is using it"]
+    cli.refused(*command, code=2, says=says)
+    cli.refused(*command, "--resume", code=2, says=says)
+    out, err = running.communicate(timeout=PATIENCE)
+    assert running.returncode == 0, err
+    assert "fedmerge verify" in out
+    slow(scene, False)
+    whole = (scene.folder / "g.pt").read_bytes()
+    cli.done(*command, "--resume")
+    assert (scene.folder / "g.pt").read_bytes() == whole
+    assert not (scene.folder / "g.pt.work" / "run.lock").exists()
+
+
+def test_outputs_that_came_meanwhile_are_not_overwritten(scene: Scene, cli: Cli) -> None:
+    events = scene.folder / "events.jsonl"
+    command = scene.command("g.pt", shards=scene.function)
+    slow(scene, True)
+    running = start([*command, "--events", str(events)])
+    wait_for(running, events, 1)
+    (scene.folder / "g.pt").write_text("another run's")
+    out, err = running.communicate(timeout=PATIENCE)
+    assert (running.returncode, out) == (2, "")
+    assert "g.pt: exists already" in err
+    assert not (scene.folder / "g.pt.json").exists()
+    slow(scene, False)
+    cli.refused(*command, "--resume", code=2, says=["g.pt: exists already"])
+    assert (scene.folder / "g.pt").read_text() == "another run's"
+    cli.done(*command, "--resume", "--force")
+    cli.done("verify", scene.folder / "g.pt")
+
+
+def test_a_file_of_events_is_overwritten_with_force_only(scene: Scene, cli: Cli) -> None:
+    events = scene.folder / "events.jsonl"
+    events.write_text("mine")
+    says = [f"--events {events}: exists already"]
+    cli.refused(*scene.command("g.pt", "--events", events), code=2, says=says)
+    assert events.read_text() == "mine"
+    cli.done(*scene.command("g.pt", "--events", events, "--force"))
+    once = len(events.read_text().splitlines())
+    assert "mine" not in events.read_text()
+    cli.done(*scene.command("g.pt", "--events", events, "--resume"))
+    assert len(events.read_text().splitlines()) > once

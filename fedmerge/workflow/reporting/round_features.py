@@ -76,10 +76,11 @@ def round_features(
     merged: Checkpoint, record: MergeRecord, folder: Path, code: ModelCode, options: ImageOptions
 ) -> tuple[FeatureMaps, ...]:
     """Return the maps of a model that was made in rounds, of whose clients a folder tells."""
+    owned = {entry.name: entry.width - entry.padding for entry in record.groups}
     found = [
         (layer, kept)
         for layer in chosen_layers(record.plan, options.groups)
-        if (kept := load_layer(folder, record.plan, layer.group)) is not None
+        if (kept := load_layer(folder, record.plan, layer.group, owned)) is not None
         and layer.weight in next(iter(kept.clients.values()))
     ]
     if not found:

@@ -10,7 +10,7 @@ from fedmerge.types.plans import Plan
 from fedmerge.types.work import Arrays, array_bytes
 from fedmerge.units import Averaging, Placement, average_tensor
 from fedmerge.workflow.record import GroupEntry
-from fedmerge.workflow.retrain.federation import Exchange, Federation, averaging_of
+from fedmerge.workflow.retrain.federation import Decided, Exchange, Federation, averaging_of
 from fedmerge.workflow.retrain.locals import LocalModel, same_units
 from fedmerge.workflow.retrain.schedule import Round
 
@@ -41,6 +41,10 @@ class FedAvg:
     @property
     def _placement(self) -> Placement:
         return {group: same_units(width) for group, width in self.widths.items()}
+
+    def decided(self, done: int) -> Decided:
+        """Return everything: whole models are averaged."""
+        return Decided(tuple(self.widths), tuple(self.plan.tensors))
 
     def begin(self, federation: Federation, current: Round) -> Federation:
         """Give every client the global model."""

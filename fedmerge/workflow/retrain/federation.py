@@ -46,12 +46,31 @@ class Exchange:
     matched: GroupEntry | None = None
 
 
+@dataclass(frozen=True)
+class Decided:
+    """What is the same for all clients after some rounds."""
+
+    groups: tuple[str, ...]  # whose units have their global places, in the order of matching
+    tensors: tuple[str, ...]  # that are fixed, besides those that everybody takes as they are
+
+
 class Method(Protocol):
     """How a global model comes from the clients' models: the server's side of an algorithm."""
 
     @property
     def rounds(self) -> Sequence[Round]:
         """All rounds."""
+
+    @property
+    def initial(self) -> Sequence[LocalModel]:
+        """The clients' models as they came."""
+
+    @property
+    def kept(self) -> Arrays:
+        """The first client's tensors that everybody takes as they are."""
+
+    def decided(self, done: int) -> Decided:
+        """Return what is decided after so many rounds, at least one."""
 
     def start(self) -> Federation:
         """Return the federation before the first round."""

@@ -14,7 +14,7 @@ from fedmerge.types.work import Arrays, array_bytes
 from fedmerge.units import Averaging, Placement, average_tensor
 from fedmerge.workflow.layers import Problem, bisect
 from fedmerge.workflow.record import GroupEntry, rounded
-from fedmerge.workflow.retrain.federation import Exchange, Federation, averaging_of
+from fedmerge.workflow.retrain.federation import Decided, Exchange, Federation, averaging_of
 from fedmerge.workflow.retrain.locals import (
     LocalModel,
     place_units,
@@ -45,6 +45,15 @@ class FedMA:
         """Return the clients as they came, nothing matched."""
         models = tuple(model.without(self.kept) for model in self.initial)
         return Federation(models, self.kept, tuple({} for _ in models), ())
+
+    def decided(self, done: int) -> Decided:
+        """Return the groups and tensors of this pass's layers."""
+        current = self.rounds[done - 1].pass_number
+        layers = [each.layer for each in self.rounds[:done] if each.pass_number == current]
+        return Decided(
+            tuple(layer.group for layer in layers if layer.group is not None),
+            tuple(name for layer in layers for name in layer.tensors),
+        )
 
     def begin(self, federation: Federation, current: Round) -> Federation:
         """Return the federation for a round: the first one of a pass rebuilds local models."""

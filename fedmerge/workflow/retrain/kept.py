@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
-import json
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
 import numpy as np
-from safetensors import SafetensorError, safe_open
 
-from fedmerge.checkpoint import write_model
-from fedmerge.errors import CheckpointError
+from fedmerge.decoding import decode_json
 from fedmerge.types.arrays import Array
-from fedmerge.types.clients import TensorInfo
+from fedmerge.types.layouts import Widths, axis_size
 from fedmerge.types.plans import Plan
 from fedmerge.types.work import Arrays
 from fedmerge.workflow.retrain.federation import Federation
-from fedmerge.workflow.retrain.schedule import Layer, Round
+from fedmerge.workflow.retrain.schedule import Layer, Round, layers_of
+from fedmerge.workflow.retrain.sealed import damaged_file, read_sealed, write_sealed
 
 MOST_CLIENTS = 6  # with more beside each other the average leaves a screen
 CONVOLUTION = 4  # axes of a weight: units, inputs, height, width
-_FILE = "matched-{}.safetensors"  # by the group's place in the plan
+KEPT_FILES = "matched-*.safetensors"  # by the group's place in the plan
 _AVERAGE = "average"
 
 
@@ -33,6 +33,13 @@ class MatchedLayer:
     clients: Mapping[str, Arrays]  # the first ones → the layer's tensors
     assignments: Mapping[str, tuple[int, ...]]  # client → global unit of each of its units
     average: Arrays  # of all clients, by place; empty where their widths differ
+
+
+class _LayerFile(msgspec.Struct, frozen=True):
+    """What a file says beside the tensors of a layer."""
+
+    group: str
+    assignments: tuple[tuple[str, tuple[int, ...]], ...]  # clients, and the places of their units
 
 
 def keep_layer(
@@ -54,40 +61,70 @@ def keep_layer(
             [model.name, placement[layer.group].indices.tolist()] for model, placement in kept
         ],
     }
-    write_model(
-        _path(folder, plan, layer.group),
-        {name: TensorInfo(array.shape, array.dtype.name) for name, array in arrays.items()},
-        lambda name: arrays[name],
-        record=lambda digests: about,
-        force=True,
+    write_sealed(_path(folder, plan, layer.group), arrays, about)
+
+
+def load_layer(folder: Path, plan: Plan, group: str, widths: Widths) -> MatchedLayer | None:
+    """Return what a run kept of a group's layer, None if there is nothing.
+
+    `widths` are those of all groups, of units that belong to somebody.
+    """
+    path = _path(folder, plan, group)
+    if not os.path.lexists(path):
+        return None
+    fail = damaged_file(path, "run the rounds again")
+    found = read_sealed(path, fail=fail)
+    about = decode_json(found.about, _LayerFile, fail=fail)
+    owners: dict[str, dict[str, Array]] = {}
+    for name, array in found.arrays.items():
+        owner, _, tensor = name.partition("/")
+        owners.setdefault(owner, {})[tensor] = array
+    average = owners.pop(_AVERAGE, {})
+    try:
+        if about.group != group:
+            raise ValueError(f"it is of the group '{about.group}'")
+        _check_layer(about, owners, average, plan, widths)
+    except ValueError as error:
+        raise fail(str(error)) from error
+    names = [name for name, _ in about.assignments]
+    return MatchedLayer(
+        group=group,
+        clients={name: owners[str(number)] for number, name in enumerate(names)},
+        assignments=dict(about.assignments),
+        average=average,
     )
 
 
-def load_layer(folder: Path, plan: Plan, group: str) -> MatchedLayer | None:
-    """Return what a run kept of a group's layer, None if there is nothing."""
-    path = _path(folder, plan, group)
-    if not path.exists():
-        return None
-    try:
-        with safe_open(path, framework="numpy") as file:
-            about = json.loads(file.metadata()["fedmerge"])
-            found: dict[str, dict[str, Array]] = {}
-            for name in file.keys():  # noqa: SIM118 - it is no dictionary
-                owner, _, tensor = name.partition("/")
-                found.setdefault(owner, {})[tensor] = np.array(file.get_tensor(name))
-        clients = [name for name, _ in about["assignments"]]
-        return MatchedLayer(
-            group=str(about["group"]),
-            clients={name: found[str(number)] for number, name in enumerate(clients)},
-            assignments={name: tuple(units) for name, units in about["assignments"]},
-            average=found.get(_AVERAGE, {}),
-        )
-    except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
-        raise CheckpointError(f"{path}: is damaged ({error})", "run the rounds again") from error
+def _check_layer(
+    about: _LayerFile,
+    owners: Mapping[str, Arrays],
+    average: Arrays,
+    plan: Plan,
+    widths: Widths,
+) -> None:
+    """Raise ValueError if a layer is not one of the plan's, for as many clients as it names."""
+    if not about.assignments or list(owners) != [str(k) for k in range(len(about.assignments))]:
+        raise ValueError(f"it has the layers of {len(owners)} clients")
+    [layer] = [layer for layer in layers_of(plan) if layer.group == about.group]
+    for (_, units), arrays in zip(about.assignments, owners.values(), strict=True):
+        _check_tensors(arrays, layer, plan, {**widths, about.group: len(units)})
+    if average:
+        first = len(about.assignments[0][1])
+        _check_tensors(average, layer, plan, {**widths, about.group: first})
+
+
+def _check_tensors(arrays: Arrays, layer: Layer, plan: Plan, widths: Widths) -> None:
+    if arrays.keys() != set(layer.tensors):
+        raise ValueError(f"it has other tensors than {', '.join(layer.tensors)}")
+    for name, array in arrays.items():
+        shape = tuple(axis_size(layout, widths) for layout in plan.tensors[name].axes)
+        if array.shape != shape or array.dtype.kind != "f":
+            raise ValueError(f"'{name}' is {array.shape} of {array.dtype}, expected {shape}")
 
 
 def _path(folder: Path, plan: Plan, group: str) -> Path:
-    return folder / _FILE.format([own.name for own in plan.groups].index(group) + 1)
+    place = [own.name for own in plan.groups].index(group)
+    return folder / KEPT_FILES.replace("*", str(place + 1))
 
 
 def _convolutions(plan: Plan, layer: Layer) -> list[str]:

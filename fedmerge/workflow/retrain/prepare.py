@@ -14,7 +14,7 @@ import numpy as np
 from fedmerge import __version__
 from fedmerge.errors import ArchitectureError
 from fedmerge.graph import plan_to_json
-from fedmerge.training import EVALUATION_KEYS, Shard, read_shard
+from fedmerge.training import EVALUATION_KEYS, Shard, array_dtypes, read_shard, tied_names
 from fedmerge.types.arrays import Array
 from fedmerge.types.clients import Client
 from fedmerge.types.layouts import axis_size
@@ -143,7 +143,13 @@ def _names(prepared: Prepared, code: ModelCode) -> ModelNames:
     aliases = prepared.aligned[0].aliases
     trained = {n for n, p in parameters_of(model).items() if p.requires_grad}
     own = {aliases.get(name, name) for name, of_model in names.items() if of_model in trained}
-    return ModelNames(names, dict(aliases), frozenset(own))
+    given, ties = array_dtypes(model), tied_names(model)
+    dtypes = {aliases.get(name, name): given[of_model] for name, of_model in names.items()}
+    firsts: dict[str, str] = {}  # by the model's first names
+    for name, of_model in names.items():
+        firsts.setdefault(ties[of_model], aliases.get(name, name))
+    first = {name: firsts[ties[of_model]] for name, of_model in names.items()}
+    return ModelNames(names, dict(aliases), frozenset(own), first, dtypes)
 
 
 def _averaging(

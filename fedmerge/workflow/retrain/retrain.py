@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from fedmerge.checkpoint import check_output, parse_size
-from fedmerge.errors import UsageError
 from fedmerge.types.assignments import Assignment
 from fedmerge.types.plans import Plan, equal_widths
 from fedmerge.workflow.clients import Source, expand_sources
@@ -24,9 +23,8 @@ from fedmerge.workflow.retrain.prepare import Run, matching_options, prepare_run
 from fedmerge.workflow.retrain.result import Retrained
 from fedmerge.workflow.retrain.rounds import Keep, Rounds, keep_nothing, whole_model
 from fedmerge.workflow.retrain.running import Running
-from fedmerge.workflow.retrain.state import SavedState, WorkDir, first_difference
-
-_OUTPUT = "output"  # of the run file: where the result goes, which it does not depend on
+from fedmerge.workflow.retrain.saved import SavedState
+from fedmerge.workflow.retrain.state import WorkDir
 
 
 def retrain(
@@ -58,33 +56,33 @@ def retrain(
     place = None if work_dir is None else WorkDir(Path(work_dir))
     evaluation = None if data is None else str(data)
     sharded = parse_size(shard_size) is not None
-    if output is not None:
-        check_retrained_output(
-            Path(output),
+    with nullcontext() if place is None else place.held():
+        if output is not None:
+            check_retrained_output(
+                Path(output),
+                sources,
+                listed,
+                data=evaluation,
+                force=force,
+                sharded=sharded,
+                work_dir=place,
+            )
+        if place is not None and not resume:
+            place.check_free()
+        run = prepare_run(
             sources,
             listed,
+            options,
+            model=model,
+            plan=plan,
             data=evaluation,
-            force=force,
-            sharded=sharded,
-            work_dir=place,
+            running=running,
         )
-    if place is not None and not resume:
-        place.check_free()
-    run = prepare_run(
-        sources,
-        listed,
-        options,
-        model=model,
-        plan=plan,
-        data=evaluation,
-        running=running,
-    )
-    retrained = run_prepared(
-        run, data=evaluation, work_dir=place, output=output, running=running, hear=hear
-    )
-    if output is not None:
-        # What it may overwrite was decided before.
-        retrained.write(output, force=True, shard_size=shard_size)
+        retrained = run_prepared(
+            run, data=evaluation, work_dir=place, output=output, running=running, hear=hear
+        )
+        if output is not None:
+            retrained.write(output, force=force, again=resume, shard_size=shard_size)
     return retrained
 
 
@@ -101,8 +99,7 @@ def check_retrained_output(
     """Refuse an output that exists, unless the run in the work dir wrote it, or is an input."""
     files = [path for path in expand_sources(sources, least=0) if isinstance(path, Path)]
     inputs = [*files, *map(Path, expand_shards(shards)), *([] if data is None else [Path(data)])]
-    saved = work_dir.run if work_dir is not None else None
-    is_own = saved is not None and saved.get(_OUTPUT) == str(output.resolve())
+    is_own = work_dir is not None and work_dir.is_own(output)
     check_output(output, inputs=inputs, force=force or is_own, sharded=sharded)
 
 
@@ -119,11 +116,11 @@ def run_prepared(
     began = time.monotonic()
     state = SavedState(run.method.start(), ())
     if work_dir is not None:
-        state = _resumed(run, work_dir, output) or state
+        state = work_dir.begin(run, None if output is None else Path(output)) or state
     rounds = len(run.method.rounds)
     hear(RunStarted(run.options.method, run.clients, rounds, len(state.rounds)))
     engine = running.start_engine(run.clients)
-    save = (lambda state: None) if work_dir is None else work_dir.save
+    save = (lambda state: None) if work_dir is None else partial(work_dir.save, run)
     keep: Keep = keep_nothing
     if work_dir is not None:
         keep = partial(keep_layer, work_dir.path, run.prepared.plan)
@@ -133,25 +130,6 @@ def run_prepared(
         engine.close()
     hear(RunFinished(rounds, round(time.monotonic() - began, 3)))
     return _retrained(run, state)
-
-
-def _resumed(run: Run, work_dir: WorkDir, output: str | Path | None) -> SavedState | None:
-    """Return the state of the same run in a work dir, None if none began there."""
-    saved = work_dir.run
-    if saved is not None:
-        _check_same(run.identity, {k: v for k, v in saved.items() if k != _OUTPUT}, work_dir)
-    place = None if output is None else str(Path(output).resolve())
-    work_dir.begin({**run.identity, _OUTPUT: place})
-    return work_dir.load()
-
-
-def _check_same(found: Mapping[str, Any], saved: Mapping[str, Any], work_dir: WorkDir) -> None:
-    difference = first_difference(found, saved)
-    if difference is not None:
-        raise UsageError(
-            f"{work_dir.path}: holds another run: {difference}",
-            "run the same command as before, or choose another --work-dir",
-        )
 
 
 def _retrained(run: Run, state: SavedState) -> Retrained:

@@ -22,8 +22,8 @@ from fedmerge.workflow.retrain.federation import Exchange, Federation
 from fedmerge.workflow.retrain.history import Metrics, RoundEntry
 from fedmerge.workflow.retrain.prepare import Run
 from fedmerge.workflow.retrain.running import Running
+from fedmerge.workflow.retrain.saved import SavedState
 from fedmerge.workflow.retrain.schedule import Round
-from fedmerge.workflow.retrain.state import SavedState
 from fedmerge.workflow.retrain.traffic import CountedEngine
 from fedmerge.workflow.retrain.training import check_own
 

@@ -18,7 +18,7 @@ from fedmerge.engines import (
 from fedmerge.errors import TrainingError
 from fedmerge.tracebacks import defect
 from fedmerge.training import EVALUATE, TRAIN, ClientWork, derived_seed
-from fedmerge.types.arrays import Array
+from fedmerge.types.arrays import Array, DType
 from fedmerge.types.layouts import Widths
 from fedmerge.types.plans import Plan
 from fedmerge.types.work import Arrays
@@ -27,6 +27,7 @@ from fedmerge.workflow.retrain.builder import BUILDER
 from fedmerge.workflow.retrain.federation import Federation, Method
 from fedmerge.workflow.retrain.locals import cut_ties, pad_ties
 from fedmerge.workflow.retrain.options import RetrainOptions
+from fedmerge.workflow.retrain.replies import Expected, evaluation_values, problem_of_training
 from fedmerge.workflow.retrain.schedule import Round
 
 EVALUATION = "evaluation"  # what the evaluation data's owner is called
@@ -46,6 +47,8 @@ class ModelNames:
     model: Mapping[str, str]  # a client's name of a tensor → the model's
     aliases: Mapping[str, str]  # further names of the clients' tied tensors → the first
     trainable: Collection[str]  # the clients' names of parameters
+    first: Mapping[str, str]  # a client's name → the first one of the same tensor in the model
+    dtypes: Mapping[str, DType]  # a client's name → of the arrays that the model gives
 
     @property
     def model_aliases(self) -> dict[str, str]:
@@ -56,10 +59,20 @@ class ModelNames:
         """Return a client's arrays under the model's names."""
         return {self.model[name]: array for name, array in arrays.items()}
 
+    @property
+    def own(self) -> dict[str, str]:
+        """The model's name of a tensor → a client's, the same for all names of a tied one."""
+        return {model: self.first[name] for name, model in self.model.items()}
+
     def from_model(self, arrays: Arrays) -> dict[str, Array]:
         """Return the model's arrays under a client's names."""
-        own = {model: self.aliases.get(name, name) for name, model in self.model.items()}
-        return {own[name]: array for name, array in arrays.items()}
+        own = self.own
+        found = {own[name]: array for name, array in arrays.items()}
+        return {
+            name: found[first]
+            for name, first in self.first.items()
+            if first in found and name not in self.aliases
+        }
 
 
 @dataclass(frozen=True)
@@ -96,7 +109,15 @@ class Trainer:
             arrays = {**federation.fixed, **model.arrays}
             return self._task(name, arrays, federation.fixed, widths[clients[name]], current)
 
-        step = run_step(engine, list(clients), make_task, policy=policy, hear=hear)
+        def find_problem(outcome: Outcome) -> str:
+            k = clients[outcome.client]
+            sent = pad_ties(federation.locals[k].arrays, self.plan, widths[k])
+            expected = self._expected(sent, federation.fixed)
+            return problem_of_training(outcome, expected, self.names.own, epochs=current.epochs)
+
+        step = run_step(
+            engine, list(clients), make_task, policy=policy, find_problem=find_problem, hear=hear
+        )
         trained = {}
         for name, outcome in step.done.items():
             k = clients[name]
@@ -105,6 +126,15 @@ class Trainer:
                 {n: array for n, array in own.items() if n in federation.locals[k].arrays}
             )
         return federation.with_locals(trained), step
+
+    def _expected(self, sent: Arrays, fixed: Collection[str]) -> Expected:
+        """Return what a client gives back: what it was sent, ties once, but for what is fixed."""
+        frozen = {self.names.first[name] for name in fixed}
+        return {
+            name: (array.shape, self.names.dtypes[name])
+            for name, array in sent.items()
+            if self.names.first[name] == name and name not in frozen
+        }
 
     def _task(
         self,
@@ -142,7 +172,7 @@ class Trainer:
         if outcome.status != "ok":
             problem = f"the global model cannot be evaluated: {outcome.message}"
             raise TrainingError(problem, outcome.hint, details=outcome.details)
-        found = {name: float(v) for name, v in outcome.values.items() if name != "samples"}
+        found = evaluation_values(outcome)
         return {name: v if math.isfinite(v) else None for name, v in found.items()}
 
     def _work(self, client: str, shard: str) -> ClientWork:

@@ -51,8 +51,13 @@ def record_of(run: Path) -> MergeRecord:
     return record_from_json(read_record(run), source=run.name)
 
 
+def owned_widths(record: MergeRecord) -> dict[str, int]:
+    return {entry.name: entry.width - entry.padding for entry in record.groups}
+
+
 def kept_layer(run: Path, group: str) -> MatchedLayer:
-    kept = load_layer(run.with_name("g.pt.work"), record_of(run).plan, group)
+    record = record_of(run)
+    kept = load_layer(run.with_name("g.pt.work"), record.plan, group, owned_widths(record))
     assert kept is not None
     return kept
 
@@ -96,7 +101,8 @@ def test_a_layer_that_is_no_convolution_is_not_kept(run: Path) -> None:
 
 def test_a_damaged_layer_is_refused(run: Path, tmp_path: Path) -> None:
     (tmp_path / "matched-1.safetensors").write_bytes(b"nothing")
-    plan = record_of(run).plan
+    record = record_of(run)
+    plan, widths = record.plan, owned_widths(record)
     with pytest.raises(CheckpointError, match=r"matched-1\.safetensors: is damaged"):
-        load_layer(tmp_path, plan, plan.groups[0].name)
-    assert load_layer(tmp_path, plan, plan.groups[1].name) is None
+        load_layer(tmp_path, plan, plan.groups[0].name, widths)
+    assert load_layer(tmp_path, plan, plan.groups[1].name, widths) is None

@@ -11,7 +11,7 @@ from fedmerge.engines import Engine, LocalEngine
 from fedmerge.workflow.retrain.events import Event
 from fedmerge.workflow.retrain.prepare import Run, prepare_run
 from fedmerge.workflow.retrain.rounds import Rounds
-from fedmerge.workflow.retrain.state import SavedState
+from fedmerge.workflow.retrain.saved import SavedState
 from tests.unit.workflow.retrain.nets import FULL_BATCH
 
 

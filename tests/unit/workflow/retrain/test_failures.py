@@ -5,14 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 import fedmerge
 from fedmerge.engines import ClientInfo, LocalEngine, Outcome, Task
+from fedmerge.training import array_dtypes, tied_names
+from fedmerge.types.arrays import Array
 from fedmerge.workflow.retrain.events import ClientFailed, ClientFinished
+from fedmerge.workflow.retrain.replies import evaluation_values
+from fedmerge.workflow.retrain.training import ModelNames
 from tests.unit.workflow.retrain.nets import code, save_clients, state_of, write_shards
 from tests.unit.workflow.retrain.runs import options_for, watched_run
 
@@ -70,6 +76,117 @@ def test_a_second_try_changes_nothing(spoil: Spoil, clients: tuple[list[Path], P
     assert rough[-1].rounds[1].moved_down > smooth[-1].rounds[1].moved_down
     again = [e for e in events if isinstance(e, ClientFinished) and (e.round, e.client) == (2, "b")]
     assert [event.attempt for event in again] == [2]
+
+
+def with_array(name: str, array: Array | None) -> Spoil:
+    """Return what puts an array, or none, in the place of one that a client returned."""
+
+    def spoil(outcome: Outcome) -> Outcome:
+        arrays = {n: a for n, a in outcome.arrays.items() if n != name}
+        return replace(outcome, arrays=arrays if array is None else {**arrays, name: array})
+
+    return spoil
+
+
+def with_values(**changes: Any) -> Spoil:
+    """Return what changes the values that a client returned; None takes one away."""
+
+    def spoil(outcome: Outcome) -> Outcome:
+        values = {**outcome.values, **changes}
+        return replace(outcome, values={n: v for n, v in values.items() if v is not ...})
+
+    return spoil
+
+
+WEIGHT = np.zeros((5, 6), np.float32)  # as the second round's '2.weight' is, unless it grew
+
+
+@pytest.mark.parametrize(
+    ("spoil", "says"),
+    [
+        (with_array("2.weight", None), "returned no '2.weight': 3 tensors, expected 4 tensors"),
+        (with_array("9.weight", WEIGHT), "returned '9.weight', which its model does not have"),
+        (with_array("0.weight", WEIGHT), "returned '0.weight', which is frozen; expected 4 tens"),
+        (
+            with_array("2.weight", WEIGHT[1:]),
+            "returned '2.weight' as (4, 6) of float32, expected (5",
+        ),
+        (with_array("2.weight", WEIGHT[0]), "returned '2.weight' as (6,) of float32, expected (5"),
+        (with_array("4.bias", np.zeros(3)), "as (3,) of float64, expected (3,) of float32"),
+        (with_array("4.bias", np.zeros(3, object)), "as (3,) of object, expected (3,) of float32"),
+        (with_array("4.bias", np.full(3, np.inf, np.float32)), "returned NaN or Inf in 3 of 3"),
+        (
+            with_values(losses=...),
+            "that no training gives (Object missing required field `losses`)",
+        ),
+        (with_values(losses=[]), "returned the losses [], expected 1 finite numbers"),
+        (with_values(losses=[float("nan")]), "returned the losses [nan], expected 1 finite"),
+        (with_values(losses="low"), "(Expected `array`, got `str` - at `$.losses`)"),
+        (with_values(losses=[True]), "(Expected `float`, got `bool` - at `$.losses[0]`)"),
+        (with_values(samples=0), "returned 0 samples"),
+        (with_values(samples=2.5), "(Expected `int`, got `float` - at `$.samples`)"),
+        (with_values(class_counts=[1, -1]), "the class counts (1, -1)"),
+        (lambda outcome: replace(outcome, values={}), "that no training gives"),
+        (lambda outcome: replace(outcome, arrays={}), "returned no '2.weight': 0 tensors"),
+    ],
+)
+def test_what_a_client_should_not_return_is_its_failure(
+    spoil: Spoil, says: str, clients: tuple[list[Path], Path]
+) -> None:
+    _, states, events = watched_run(
+        *clients,
+        options_for(matching=fedmerge.MatchOptions(max_growth=1.0)),
+        model=code("deep_mlp"),
+        engine=Unreliable({"2/b": [spoil, spoil], "2/c": [spoil]}),
+        policy=PATIENT,
+    )
+    assert [dict(entry.missing) for entry in states[-1].rounds] == [{}, {"b": "app"}, {}]
+    assert sorted(states[-1].rounds[1].losses) == ["a", "c"]
+    failures = [event for event in events if isinstance(event, ClientFailed)]
+    assert [(e.client, e.is_last) for e in failures] == [("b", False), ("c", False), ("b", True)]
+    assert all(says in failure.message for failure in failures), failures[0].message
+
+
+class Tied(nn.Module):
+    """Two names of one weight, which some files store twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two = nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False)
+        self.two.weight = self.one.weight
+
+
+def test_a_tensor_that_a_file_has_twice_is_returned_once_and_counts_for_both() -> None:
+    names = _model_names(Tied(), ["one.weight", "two.weight"])
+    assert names.first == {"one.weight": "one.weight", "two.weight": "one.weight"}
+    found = names.from_model({"one.weight": WEIGHT})
+    assert {name: array is WEIGHT for name, array in found.items()} == {
+        "one.weight": True,
+        "two.weight": True,
+    }
+
+
+def _model_names(model: nn.Module, names: list[str]) -> ModelNames:
+    ties = tied_names(model)
+    return ModelNames({n: n for n in names}, {}, names, ties, array_dtypes(model))
+
+
+@pytest.mark.parametrize(
+    ("values", "says"),
+    [
+        ({}, "no `loss`"),
+        ({"loss": "low"}, "Expected `float`, got `str`"),
+        ({"loss": 1.0, "accuracy": [1.0]}, "Expected `float`, got `array`"),
+    ],
+)
+def test_what_an_evaluation_should_not_return_is_told(values: dict[str, Any], says: str) -> None:
+    with pytest.raises(fedmerge.TrainingError, match=f"returned values that none gives .*{says}"):
+        evaluation_values(Outcome("t", "a", "ok", values=values))
+    whole = Outcome("t", "a", "ok", values={"loss": 1, "accuracy": float("nan"), "samples": 3})
+    found = evaluation_values(whole)
+    assert found["loss"] == 1
+    assert np.isnan(found["accuracy"])
+    assert len(found) == 2
 
 
 @pytest.mark.parametrize("method", ["fedma", "fedavg"])

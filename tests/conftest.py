@@ -6,6 +6,8 @@ import pytest
 import torch
 from hypothesis import settings
 
+from fedmerge.tracebacks import forget_users
+
 settings.register_profile("any machine", deadline=None)  # a busy one is no failure
 settings.load_profile("any machine")
 
@@ -20,3 +22,9 @@ def pytest_configure() -> None:
 def one_thread() -> None:
     """Keep tests that run side by side from fighting for the cores."""
     torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
+def nothing_of_the_users() -> None:
+    """Let no test's code count as the user's because an earlier one loaded something beside it."""
+    forget_users()

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import typer
 
 from fedmerge.cli.signals import INTERRUPTED, MESSAGE, Interrupted
-from fedmerge.cli.terminal import bounded, plain
+from fedmerge.cli.terminal import SCHEMA, bounded, plain
 from fedmerge.errors import FedmergeError, UsageError
 
 # Newer typers bring a click of their own, so its base error is found through one that they export.
@@ -68,7 +68,7 @@ def report(error: FedmergeError, *, as_json: bool) -> int:
     if error.hint:
         print(f"hint: {_one_line(error.hint)}", file=sys.stderr)
     if as_json:
-        print(json.dumps({"error": error_to_json(error)}))
+        print(json.dumps({"schema": SCHEMA, "error": error_to_json(error)}))
     return error.exit_code
 
 

@@ -12,7 +12,7 @@ import typer
 
 from fedmerge.cli.defects import show_details
 from fedmerge.cli.signals import INTERRUPTED, MESSAGE, Interrupted
-from fedmerge.cli.terminal import Terminal, bounded, plain
+from fedmerge.cli.terminal import SCHEMA, Terminal, bounded, plain
 from fedmerge.errors import FedmergeError, UsageError
 from fedmerge.streams import Unprintable, discard_results, guard_messages, guard_results
 from fedmerge.tracebacks import failure_of, forget_users
@@ -85,7 +85,7 @@ def report(error: FedmergeError, *, as_json: bool) -> int:
     if error.hint:
         print(f"hint: {_one_line(error.hint)}", file=sys.stderr)
     if as_json:
-        print(json.dumps({"error": error_to_json(error)}))
+        print(json.dumps({"schema": SCHEMA, "error": error_to_json(error)}))
     return error.exit_code or FedmergeError.exit_code  # no failure is a success, whoever made it
 
 

@@ -6,6 +6,7 @@ import inspect
 import json
 from collections.abc import Mapping
 from pathlib import Path
+from types import UnionType
 from typing import Any, Literal, TypeAlias, get_args
 
 import msgspec
@@ -110,7 +111,7 @@ def _is_list(parameter: inspect.Parameter) -> bool:
 def _annotated(parameter: inspect.Parameter) -> Any:
     """Return the type that an option takes, without the None of those that may be left out."""
     kind = get_args(parameter.annotation)[0]
-    return next((each for each in get_args(kind) if each is not type(None)), kind)
+    return get_args(kind)[0] if isinstance(kind, UnionType) else kind
 
 
 def _check_name(key: str, known: set[str], command: Command, source: str) -> None:

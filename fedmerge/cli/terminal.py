@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import sys
 from collections.abc import Iterator, Sequence
@@ -13,6 +14,7 @@ from typing import Any
 from fedmerge.cli.tables import print_table
 from fedmerge.types.progress import Progress, silent
 
+SCHEMA = 1  # the version of all that --json prints (docs/reference/schemas)
 LONGEST_MESSAGE = 2000  # characters
 
 
@@ -50,7 +52,7 @@ class Terminal:
     def result(self, value: dict[str, Any]) -> None:
         """Print the result as one JSON object, if that was asked for."""
         if self.json:
-            print(json.dumps(value))
+            print(json.dumps({"schema": SCHEMA, **_finite(value)}))
 
     @property
     def is_drawn(self) -> bool:
@@ -97,6 +99,15 @@ class Terminal:
         with clock() as bars:
             bars.add_task(what, total=None)
             yield
+
+
+def _finite(value: Any) -> Any:
+    """Return JSON values with null in place of numbers that JSON does not know."""
+    if isinstance(value, dict):
+        return {name: _finite(inner) for name, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(inner) for inner in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def bounded(text: str) -> str:

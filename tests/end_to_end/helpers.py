@@ -17,7 +17,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from fedmerge.cli.boundary import run
+from fedmerge.cli.results import RESULTS
 from tests.clients import loaded
+from tests.schemas import check_json
 from tests.zoo import ZOO, Entry
 from tests.zoo import run as outputs_of
 
@@ -59,6 +61,8 @@ class Cli:
         self.capsys.readouterr()
         code = run([str(argument) for argument in arguments])
         captured = self.capsys.readouterr()
+        if "--json" in arguments and captured.out and arguments[0] in RESULTS:
+            check_json(f"json-{arguments[0]}", json.loads(captured.out))
         return Outcome(code, captured.out, captured.err)
 
     def done(self, *arguments: object) -> Outcome:
@@ -150,6 +154,7 @@ def record_of(path: Path) -> dict[str, Any]:
         text = Path(f"{path}.json").read_text(encoding="utf-8")
     record = json.loads(text)
     assert isinstance(record, dict)
+    check_json("record", record)
     return record
 
 

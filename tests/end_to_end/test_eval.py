@@ -52,7 +52,7 @@ def test_json_has_every_number(cli: Cli, tmp_path: Path) -> None:
     value = cli.done("eval", file, *MODEL, "--data", data, "--json").json
     loss, accuracy = digits.quality(digits.logits(digits.client(1)))
     [model] = value.pop("models")
-    assert value == {"data": str(data), "task": "classification"}
+    assert value == {"schema": 1, "data": str(data), "task": "classification"}
     assert model == {
         "model": "c1",
         "loss": pytest.approx(loss, abs=1e-5),

@@ -60,7 +60,8 @@ def test_a_fresh_merge_agrees_with_its_record_and_clients(
     assert "not recomputed" in alone.out
     assert "recomputed from its 3 clients: equal" in cli.done("verify", output, *nets).out
     found = cli.done("verify", output, *nets[::-1], "--json").json
-    assert found == {"ok": True, "tensors": 8, "recomputed": 3, "fitted": 0, "differences": []}
+    agreed = {"ok": True, "tensors": 8, "recomputed": 3, "fitted": 0, "differences": []}
+    assert found == {"schema": 1, **agreed}
     assert listing(tmp_path) == before
 
 

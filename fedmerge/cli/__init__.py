@@ -32,5 +32,5 @@ def _not_imported(error: Exception) -> int:
     print(f"error: {failure.problem}\nhint: {failure.hint}", file=sys.stderr)
     if "--json" in sys.argv:
         told = {name: getattr(failure, name) for name in ("kind", "problem", "hint", "exit_code")}
-        print(json.dumps({"error": told}))
+        print(json.dumps({"schema": 1, "error": told}))  # as cli.terminal has it
     return failure.exit_code

@@ -5,13 +5,14 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 SOURCES := fedmerge tests benchmarks
 
-.PHONY: help demo test check docs docs-check format bench clean
+.PHONY: help demo test check docs docs-check format bench fuzz clean
 
 help:
 	@echo "make demo    train small clients on scikit-learn's digits, merge their files, compare"
 	@echo "make test    all tests"
 	@echo "make check   format check, ruff, mypy --strict, tests"
 	@echo "make bench   benchmarks next to their bars; BENCH=--all for the slow ones too"
+	@echo "make fuzz    damaged and hostile files by the thousand; FUZZ='--files 20000' for more"
 	@echo "make docs    the documentation as a site, in site/; warnings are errors"
 	@echo "make docs-check  run all blocks of the how-to pages, which takes minutes"
 	@echo "make format  format and fix what ruff can fix"
@@ -46,5 +47,8 @@ docs-check: $(STAMP)
 bench: $(STAMP)
 	$(BIN)/python -m benchmarks $(BENCH)
 
+fuzz: $(STAMP)
+	$(BIN)/python -m benchmarks.fuzz $(FUZZ)
+
 clean:
-	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis demo-output site *.egg-info
+	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis demo-output fuzz-broken site *.egg-info

@@ -25,7 +25,7 @@ MOST_PARTS = 2_000_000  # strings, lists and objects; each fills up to 64 bytes 
 MOST_NUMBERS = 6_000_000  # 3 million units of all clients: a record has two numbers of each
 LARGEST_YAML = 256_000  # bytes: its parser takes a hundred times as long as that of JSON
 DEEPEST = 64  # lists and objects within each other
-_LONGEST_REASON = 160  # characters
+_LONGEST_REASON = 240  # characters
 _MALFORMED = (
     *(msgspec.MsgspecError, ValueError, TypeError, OverflowError, RecursionError),
     FedmergeError,  # a type's own rules
@@ -142,7 +142,7 @@ def shortened(text: str) -> str:
     """Return what stands in a stranger's text as one printable and short line.
 
     >>> shortened("a" + chr(7)), len(shortened("a" * 1_000_000))
-    ('a?', 160)
+    ('a?', 240)
     """
     cut = text[:_LONGEST_REASON]
     line = "".join(c if c.isprintable() else "?" for c in cut)

@@ -9,6 +9,7 @@ from pathlib import Path
 from fedmerge.checkpoint._failures import damaged, reason_of
 from fedmerge.checkpoint._files import Region
 from fedmerge.checkpoint._zip import DEFLATED, STORED, Entry, content_region, read_directory
+from fedmerge.decoding import shortened
 from fedmerge.errors import CheckpointError
 
 _RESAVE = "save it again with a current torch"
@@ -68,7 +69,7 @@ def open_archive(region: Region, *, compressed: str = "") -> Archive:
         is_plain |= bool(compressed) and compressed in entry.name and entry.method == DEFLATED
         if not is_plain or entry.is_encrypted:
             raise CheckpointError(
-                f"{path}: its record '{entry.name}' is compressed or encrypted, "
+                f"{path}: its record '{shortened(entry.name)}' is compressed or encrypted, "
                 "which torch never writes",
                 _RESAVE,
             )

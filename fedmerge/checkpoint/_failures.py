@@ -2,24 +2,21 @@
 
 from pathlib import Path
 
+from fedmerge.decoding import shortened
 from fedmerge.errors import CheckpointError
-
-_LONGEST_REASON = 160
 
 
 def reason_of(error: BaseException, message: str | None = None) -> str:
     """Return the first line of a library's error or of its message, printable and short."""
     line = ((message or str(error)).strip().splitlines() or [""])[0]
-    text = "".join(c if c.isprintable() else "?" for c in line)
-    if " " not in text:  # a bare key or number says nothing by itself
-        text = f"{type(error).__name__}: {text}".removesuffix(": ")
-    return text if len(text) <= _LONGEST_REASON else text[: _LONGEST_REASON - 1] + "…"
+    text = line if " " in line else f"{type(error).__name__}: {line}".removesuffix(": ")
+    return shortened(text)  # a bare key or number says nothing by itself
 
 
 def damaged(path: Path | str, reason: str) -> CheckpointError:
-    """Return the error of a file that contradicts itself."""
+    """Return the error of a file that contradicts itself; the reason may hold names of its own."""
     return CheckpointError(
-        f"{path}: truncated or damaged ({reason})", "copy or download the file again"
+        f"{path}: truncated or damaged ({shortened(reason)})", "copy or download the file again"
     )
 
 

@@ -9,6 +9,7 @@ from fedmerge.checkpoint._contents import ReadOptions
 from fedmerge.checkpoint._failures import damaged
 from fedmerge.checkpoint._tensors import StoredTensor, View, strided, torch_dtype
 from fedmerge.checkpoint._torch_files import zip_tree
+from fedmerge.decoding import shortened
 from fedmerge.errors import CheckpointError
 from fedmerge.types.programs import DTYPES
 
@@ -42,7 +43,8 @@ def read_payload(
     record = folder + payload.record
     if "/" in payload.record or "\\" in payload.record or payload.record in ("", ".", ".."):
         raise CheckpointError(
-            f"{archive.path}: '{name}' names a record outside its folder: {payload.record!r}",
+            f"{archive.path}: '{shortened(name)}' names a record outside its folder: "
+            f"{shortened(payload.record)!r}",
             "do not trust this file",
         )
     if record not in archive.entries:
@@ -58,7 +60,7 @@ def _strided(archive: Archive, record: str, name: str, meta: Mapping[str, Any]) 
     """Return the view of a record's numbers that a tensor is, if it lies within them."""
     if meta["layout"] != _STRIDED or meta["dtype"] not in DTYPES:
         raise CheckpointError(
-            f"{archive.path}: '{name}' is sparse or has an unknown dtype",
+            f"{archive.path}: '{shortened(name)}' is sparse or has an unknown dtype",
             "save dense tensors of dtype float64, float32, float16, bfloat16, int or bool",
         )
     dtype = torch_dtype(DTYPES[meta["dtype"]])

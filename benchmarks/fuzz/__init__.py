@@ -1,0 +1,1 @@
+"""Damaged and hostile files, by the thousand: `make fuzz`."""

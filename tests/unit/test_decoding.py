@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +11,14 @@ import pytest
 from fedmerge.decoding import (
     DEEPEST,
     LARGEST_YAML,
+    MOST_NUMBERS,
     MOST_PARTS,
     decode_json,
     decode_value,
     decode_yaml,
     read_text,
 )
-from fedmerge.errors import CheckpointError
+from fedmerge.errors import CheckpointError, UsageError
 
 
 def nested(depth: int) -> str:
@@ -36,6 +38,7 @@ def nested(depth: int) -> str:
         (nested(100_000), "levels deep"),
         ("[" * 100_000, "levels deep"),
         ("[" + "[]," * MOST_PARTS + "[]]", "more than .* lists"),
+        ("[" + "1," * (MOST_NUMBERS + 2) + "1]", "more than .* numbers"),
     ],
     ids=lambda value: value[:12],
 )
@@ -77,8 +80,25 @@ def test_a_value_of_another_type_is_refused_with_its_place() -> None:
         decode_value({"a": "1"}, dict[str, int], fail=CheckpointError)
 
 
+@dataclass(frozen=True)
+class Even:
+    number: int
+
+    def __post_init__(self) -> None:
+        if self.number % 2:
+            raise UsageError("an odd number")
+
+
+def test_a_types_own_rule_is_the_callers_error() -> None:
+    assert decode_value({"number": 2}, Even, fail=CheckpointError) == Even(2)
+    with pytest.raises(CheckpointError, match="an odd number"):
+        decode_value({"number": 1}, Even, fail=CheckpointError)
+
+
 def test_a_text_that_cannot_be_read_is_the_callers_error(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="No such file"):
         read_text(tmp_path / "absent.json", fail=CheckpointError)
+    with pytest.raises(CheckpointError, match="null"):
+        read_text(tmp_path / "a\0b", fail=CheckpointError)
     (tmp_path / "a.json").write_bytes(b"{}")
     assert read_text(tmp_path / "a.json", fail=CheckpointError) == b"{}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
@@ -84,3 +85,17 @@ def test_a_kept_tensor_as_long_as_all_heads_pins_heads_and_units() -> None:
     assert kept.groups == ()
     other = keep_tensors(plan, ["odd"], tensors={"odd": TensorInfo((5,), "float32")}, widths=WIDTHS)
     assert other.groups == plan.groups
+
+
+def test_widths_that_follow_from_one_another_backwards_are_found_in_one_go() -> None:
+    """Sweeps over all axes, one per group, would take minutes."""
+    count = 10_000
+    sums = {f"t{k}": [{"cat": [f"g{k}", f"g{k + 1}"]}] for k in range(count)}
+    plan = plan_from_json({"tensors": {**sums, "last": [f"g{count}"]}})
+    shapes = {**dict.fromkeys(sums, (5,)), "last": (2,)}
+    started = time.process_time()
+    widths = solve_widths(plan, shapes, source="a")
+    assert time.process_time() - started < 10
+    assert [widths[f"g{count - k}"] for k in range(4)] == [2, 3, 2, 3]
+    with pytest.raises(ArchitectureError, match="'t9999' has size 1 along axis 0, which is no"):
+        solve_widths(plan, {**shapes, "t9999": (1,)}, source="a")

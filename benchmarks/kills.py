@@ -20,6 +20,7 @@ from typing import Any, TypeAlias
 
 import torch
 
+from benchmarks.page_block import replace_block
 from fedmerge.checkpoint import open_checkpoint, read_record
 from fedmerge.errors import CheckpointError
 from tests.end_to_end.retraining import Scene, make_scene
@@ -73,6 +74,7 @@ def main() -> None:
     parser.add_argument("--match", type=int, default=50, help="kills of `fedmerge match`")
     parser.add_argument("--retrain", type=int, default=30, help="kills of `fedmerge retrain`")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--page", type=Path, metavar="FILE", help="write the result into this page")
     asked = parser.parse_args()
     counts: dict[str, Counter[str]] = {}
     for name, kills, run in (
@@ -85,13 +87,19 @@ def main() -> None:
         counts[name] = campaign.counts
         print(f"{name}: {dict(sorted(campaign.counts.items()))}", flush=True)
     broken = sum(n for own in counts.values() for what, n in own.items() if "BROKEN" in what)
-    print(
+    command = (
+        f"python -m benchmarks.kills --match {asked.match} --retrain {asked.retrain} "
+        f"--seed {asked.seed}"
+    )
+    result = (
         f"{counts['match']['killed']} kills of `match` and {counts['retrain']['killed']} of "
         f"`retrain` (local and processes), half of them while files were written: {broken} broken "
         "promises (outputs whole or absent, the same bytes when the command is run again, no "
-        "hidden file and no worker left); `python -m benchmarks.kills "
-        f"--match {asked.match} --retrain {asked.retrain} --seed {asked.seed}`"
+        "hidden file and no worker left)."
     )
+    print(result)
+    if asked.page:
+        replace_block(asked.page, "kills", f"`{command}`\n\n{result}")
     raise SystemExit(1 if broken else 0)
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from fedmerge.checkpoint._budget import Budget
 from fedmerge.checkpoint._contents import Contents, ReadOptions
 from fedmerge.checkpoint._exported import read_exported
 from fedmerge.checkpoint._files import SourceFile
@@ -30,7 +31,8 @@ def read_container(path: Path, options: ReadOptions) -> Contents:
         path = _model_in(path)
     kind = kind_of(path)
     if kind == "index":
-        return read_index(path, lambda shard: _read_shard(shard, options))
+        budget = Budget()
+        return read_index(path, lambda shard: _read_shard(SourceFile.of(shard, budget), options))
     return _READERS[kind](SourceFile.of(path), options)
 
 
@@ -44,8 +46,8 @@ def _model_in(folder: Path) -> Path:
     return found
 
 
-def _read_shard(path: Path, options: ReadOptions) -> Contents:
-    kind = kind_of(path)
+def _read_shard(file: SourceFile, options: ReadOptions) -> Contents:
+    kind = kind_of(file.path)
     if kind == "index":
-        raise CheckpointError(f"{path}: a shard index where a shard was expected")
-    return _READERS[kind](SourceFile.of(path), options)
+        raise CheckpointError(f"{file.path}: a shard index where a shard was expected")
+    return _READERS[kind](file, options)

@@ -67,7 +67,7 @@ def _without_weights(archive: Archive, root: str) -> CheckpointError:
 def _unpickle(archive: Archive, root: str, options: ReadOptions) -> object:
     is_users = admitting(options.allow_globals)
     trust = Trust(
-        {**tensor_names(), **_TAGS},
+        {**tensor_names(archive.region.file.budget), **_TAGS},
         lambda name: name.startswith(_CLASSES) or is_users(name),
         ArchiveStorages(archive, f"{root}data/").load,
     )

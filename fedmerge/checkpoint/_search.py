@@ -16,7 +16,7 @@ from fedmerge.errors import CheckpointError
 _Path = tuple[str, ...]
 _DEEPEST = 64  # levels searched; no real checkpoint nests its tensors as deep
 _LONGEST_PATH = 1_000  # characters of all names on the way to a state dict
-_MOST_CONTAINERS = 200_000  # lists and dictionaries searched
+_MOST_CONTAINERS = 100_000  # lists and dictionaries searched
 
 
 @dataclass(frozen=True)
@@ -121,7 +121,7 @@ def leaves(tree: object) -> list[StoredTensor]:
             found.append(node)
         elif _is_container(node) and id(node) not in seen:
             seen.add(id(node))
-            stack += [child for _, child in reversed(_children(node))]
+            stack += [child for _, child in _children(node)][::-1]
     return found
 
 
@@ -139,14 +139,13 @@ def _is_container(node: object) -> bool:
     return isinstance(node, Mapping | list | tuple | Inert)
 
 
-def _children(node: object) -> list[tuple[str, object]]:
+def _children(node: object) -> Iterator[tuple[str, object]]:
     if isinstance(node, Inert):
         node = node.content
     if isinstance(node, Mapping):
-        return [(str(key), child) for key, child in node.items() if isinstance(key, str | int)]
-    if isinstance(node, list | tuple):
-        return [(str(index), child) for index, child in enumerate(node)]
-    return []
+        yield from ((str(key), child) for key, child in node.items() if isinstance(key, str | int))
+    elif isinstance(node, list | tuple):
+        yield from ((str(index), child) for index, child in enumerate(node))
 
 
 def _is_optimizer(path: _Path, node: object) -> bool:

@@ -37,7 +37,7 @@ def zip_tree(region: Region, options: ReadOptions) -> object:
     root = record.removesuffix("data.pkl")
     check_byte_order(archive, root)
     storages = ArchiveStorages(archive, f"{root}data/")
-    trust = Trust(tensor_names(), admitting(options.allow_globals), storages.load)
+    trust = Trust(tensor_names(region.file.budget), admitting(options.allow_globals), storages.load)
     content = archive.content(record)
     content.check()
     return understood(archive.path, lambda: read_pickle(content, trust)).value
@@ -61,7 +61,6 @@ class ArchiveStorages:
     def __init__(self, archive: Archive, folder: str) -> None:
         self._archive = archive
         self._folder = folder
-        self._found: dict[str, Region] = {}
 
     def load(self, reference: Any) -> Storage:
         """Return the storage that a reference means."""
@@ -69,9 +68,7 @@ class ArchiveStorages:
         record = self._folder + key
         if record not in self._archive.entries:
             raise ValueError(f"its record '{record}' is missing")
-        if record not in self._found:
-            self._found[record] = self._archive.content(record)
-        region = self._found[record]
+        region = self._archive.content(record)
         if count * dtype.itemsize > region.size:
             raise ValueError(
                 f"its record '{record}' has {region.size:,} bytes, too few for {count:,}"
@@ -103,7 +100,7 @@ def read_legacy(file: SourceFile, options: ReadOptions) -> Contents:
         return Storage(dtype, *_legacy_view(view, key, count, dtype.itemsize, places))
 
     plain = Trust(is_admitted=admitting(options.allow_globals))
-    trust = Trust(tensor_names(), plain.is_admitted, load)
+    trust = Trust(tensor_names(file.budget), plain.is_admitted, load)
     found = NOTHING
     for _ in range(3):  # magic number, version, system
         found = _next_pickle(region, plain, found)
@@ -127,11 +124,8 @@ def _legacy_view(
     if view is None:
         return count, key, lambda: places[key]
     view_key, offset, size = view if isinstance(view, tuple) else (None, None, None)
-    if (
-        type(offset) is not int
-        or type(size) is not int
-        or not 0 <= offset <= offset + size <= count
-    ):
+    is_view = isinstance(view_key, str) and type(offset) is int and type(size) is int
+    if not is_view or not 0 <= offset <= offset + size <= count:
         raise ValueError("a view beyond its storage")
     return (
         *(size, (key, view_key)),
@@ -143,12 +137,13 @@ def _storage_places(
     region: Region, keys: Unpickled, dtypes: Mapping[str, torch.dtype]
 ) -> dict[str, Region]:
     """Return where the numbers of each storage lie, in the order of the keys."""
-    path = region.file.path
-    if not isinstance(keys.value, list) or set(keys.value) != set(dtypes):
+    path, listed = region.file.path, keys.value
+    is_named = isinstance(listed, list) and all(isinstance(key, str) for key in listed)
+    if not is_named or len(listed) != len(dtypes) or set(listed) != set(dtypes):
         raise damaged(path, "its storages are not those that its tensors need")
     places: dict[str, Region] = {}
     place = keys.end
-    for key in keys.value:
+    for key in listed:
         if place + _COUNT > region.size:
             raise damaged(path, "it ends too early")
         count = int.from_bytes(region.read(place, _COUNT), "little")

@@ -22,10 +22,14 @@ _Value = TypeVar("_Value")
 
 LARGEST_TEXT = 100_000_000  # bytes, as the header of a safetensors file
 MOST_PARTS = 2_000_000  # strings, lists and objects; each fills up to 64 bytes of memory and more
+MOST_NUMBERS = 6_000_000  # 3 million units of all clients: a record has two numbers of each
 LARGEST_YAML = 256_000  # bytes: its parser takes a hundred times as long as that of JSON
 DEEPEST = 64  # lists and objects within each other
 _LONGEST_REASON = 160  # characters
-_MALFORMED = (msgspec.MsgspecError, ValueError, TypeError, OverflowError, RecursionError)
+_MALFORMED = (
+    *(msgspec.MsgspecError, ValueError, TypeError, OverflowError, RecursionError),
+    FedmergeError,  # a type's own rules
+)
 
 
 def decode_json(content: bytes | str, kind: type[_Value], *, fail: Fail) -> _Value:
@@ -79,6 +83,8 @@ def read_text(path: Path, *, fail: Fail) -> bytes:
             content = file.read(LARGEST_TEXT + 1)
     except OSError as error:
         raise fail(error.strerror or str(error)) from error
+    except ValueError as error:  # no path at all: it holds a null character
+        raise fail(_reason(error)) from error
     if len(content) > LARGEST_TEXT:
         raise fail(f"it has more than {LARGEST_TEXT:,} bytes")
     return content
@@ -106,6 +112,8 @@ def _check_size(text: bytes) -> None:
     parts = text.count(b'"') // 2 + text.count(b"[") + text.count(b"{")
     if parts > MOST_PARTS:
         raise ValueError(f"it has more than {MOST_PARTS:,} strings, lists and objects")
+    if text.count(b",") - parts > MOST_NUMBERS:
+        raise ValueError(f"it has more than {MOST_NUMBERS:,} numbers")
 
 
 def _checked_depth(depth: int, event: Event) -> int:
@@ -127,6 +135,15 @@ def _reason(error: Exception) -> str:
     """Return what is wrong in one printable line."""
     if isinstance(error, RecursionError):
         return f"it is nested more than {DEEPEST} levels deep"
-    line = " ".join(str(error).split()) or type(error).__name__
-    text = "".join(c if c.isprintable() else "?" for c in line)
-    return text if len(text) <= _LONGEST_REASON else text[: _LONGEST_REASON - 1] + "…"
+    return shortened(" ".join(str(error).split()) or type(error).__name__)
+
+
+def shortened(text: str) -> str:
+    """Return what stands in a stranger's text as one printable and short line.
+
+    >>> shortened("a" + chr(7)), len(shortened("a" * 1_000_000))
+    ('a?', 160)
+    """
+    cut = text[:_LONGEST_REASON]
+    line = "".join(c if c.isprintable() else "?" for c in cut)
+    return line if len(text) <= _LONGEST_REASON else line[:-1] + "…"

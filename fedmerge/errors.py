@@ -1,15 +1,26 @@
 """The one exception family that fedmerge raises on purpose."""
 
+from __future__ import annotations
+
+from typing import TypeVar
+
+_Error = TypeVar("_Error", bound="FedmergeError")
+
 
 class FedmergeError(Exception):
     """A problem of the user's input, and what to do about it."""
 
     exit_code = 1
 
-    def __init__(self, problem: str, hint: str = "") -> None:
+    def __init__(self, problem: str, hint: str = "", *, details: str = "") -> None:
         super().__init__(problem)
         self.problem = problem
         self.hint = hint
+        self.details = details  # the traceback of code that failed, which -v shows
+
+    def within(self: _Error, place: str) -> _Error:
+        """Return the error with the place where it happened in front."""
+        return type(self)(f"{place}: {self.problem}", self.hint, details=self.details)
 
     @property
     def kind(self) -> str:
@@ -49,3 +60,31 @@ class TrainingError(FedmergeError):
 
 class VerificationError(FedmergeError):
     """A merged file does not agree with its record or its clients."""
+
+
+class UserCodeError(FedmergeError):
+    """Code of the user's own failed."""
+
+
+class ModelCodeError(UserCodeError, ArchitectureError):
+    """The user's model can't be built, copied or run."""
+
+    @property
+    def kind(self) -> str:
+        """The error's family, as `--json` reports it."""
+        return ArchitectureError.__name__
+
+
+class TrainingCodeError(UserCodeError, TrainingError):
+    """The user's model, task or function of data fails on data."""
+
+    @property
+    def kind(self) -> str:
+        """The error's family, as `--json` reports it."""
+        return TrainingError.__name__
+
+
+class Defect(FedmergeError):  # noqa: N818 (whose name --json tells)
+    """Something in fedmerge itself is wrong."""
+
+    exit_code = 70

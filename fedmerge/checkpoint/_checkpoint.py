@@ -79,7 +79,7 @@ class Checkpoint:
         """Return the SHA-256 of the file; of all files' hashes, or of the tensors, if no file."""
         if not self._files:
             return self._content_digest()
-        with _reading(self._label):
+        with reading(self._label):
             digests = [file.sha256() for file in self._files]
         if len(digests) == 1:
             return digests[0]
@@ -92,7 +92,7 @@ class Checkpoint:
         return self.name if self.path is None else str(self.path)
 
     def _load(self, name: str) -> torch.Tensor:
-        with _reading(f"{self._label}: '{name}'"):
+        with reading(f"{self._label}: '{name}'"):
             return self._stored[name].load()
 
     def _check_finite(self, name: str, tensor: torch.Tensor) -> None:
@@ -153,7 +153,7 @@ def _build(contents: Contents, options: ReadOptions, **place: Any) -> Checkpoint
 
 
 @contextmanager
-def _reading(what: str) -> Iterator[None]:
+def reading(what: str) -> Iterator[None]:
     """Turn what can go wrong while values are read into an error that names them."""
     try:
         yield

@@ -66,7 +66,7 @@ def _strided(archive: Archive, record: str, name: str, meta: Mapping[str, Any]) 
     view = View(offset, _numbers(meta["sizes"]), _numbers(meta["strides"]))
     region = archive.content(record)
     try:
-        return strided(lambda: region, dtype, view, held=region.size, owner=record)
+        return strided(lambda: region, dtype, view, held=region.size, owner=(archive.path, record))
     except ValueError as error:
         raise damaged(archive.path, f"'{name}': {error}") from error
 

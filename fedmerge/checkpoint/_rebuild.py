@@ -5,7 +5,7 @@ Each takes the arguments that torch's function of that name takes, checks them, 
 """
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, TypeVar, cast
@@ -59,7 +59,7 @@ class Storage:
 
     dtype: torch.dtype
     count: int
-    key: object  # what tells it from others of the file
+    owner: Hashable  # what tells it from all others, of any file
     locate: Callable[[], Region]  # where its bytes lie, which a legacy file says at its end
 
 
@@ -139,7 +139,7 @@ def _view(
         base.dtype if dtype is None else dtype,
         View(_as(offset, int), _numbers(size), _numbers(stride), is_negated),
         held=base.count * base.dtype.itemsize,
-        owner=base.key,
+        owner=base.owner,
     )
 
 

@@ -11,6 +11,7 @@ from fedmerge.checkpoint._failures import damaged, unreadable
 from fedmerge.checkpoint._files import SourceFile
 from fedmerge.checkpoint._safetensors import read_safetensors
 from fedmerge.checkpoint._sniff import kind_of
+from fedmerge.decoding import Fail, decode_json, read_text
 from fedmerge.errors import CheckpointError
 
 RECORD_KEY = "fedmerge"  # of the safetensors metadata
@@ -75,34 +76,32 @@ def _inside(path: Path) -> dict[str, Any]:
 
 
 def _in_index(path: Path) -> dict[str, Any]:
-    metadata = _parsed(path, path.read_bytes()).get("metadata")
+    metadata = _parsed(path, read_text(path, fail=_unreadable(path))).get("metadata")
     record = metadata.get(RECORD_KEY) if isinstance(metadata, dict) else None
     if record is None:
         raise _missing(path, f"no '{RECORD_KEY}' in its metadata")
-    return _object(path, record)
+    if not isinstance(record, dict):
+        raise damaged(path, "its merge record is no JSON object")
+    return record
 
 
 def _beside(path: Path) -> dict[str, Any]:
     place = record_path(path)
     if not place.exists():
         raise _missing(path, f"no {place.name} beside it")
-    try:
-        return _parsed(place, place.read_text("utf-8"))
-    except UnicodeDecodeError as error:
-        raise damaged(place, "not UTF-8") from error
+    return _parsed(place, read_text(place, fail=_unreadable(place)))
 
 
 def _parsed(path: Path, text: str | bytes) -> dict[str, Any]:
-    try:
-        return _object(path, json.loads(text))
-    except (ValueError, RecursionError) as error:
-        raise damaged(path, "its merge record is no JSON") from error
+    return decode_json(
+        text,
+        dict[str, Any],
+        fail=lambda reason: damaged(path, f"its merge record is no JSON object: {reason}"),
+    )
 
 
-def _object(path: Path, record: object) -> dict[str, Any]:
-    if not isinstance(record, dict):
-        raise damaged(path, "its merge record is no JSON object")
-    return record
+def _unreadable(path: Path) -> Fail:
+    return lambda reason: CheckpointError(f"{path}: cannot be read ({reason})")
 
 
 def _missing(path: Path, why: str) -> CheckpointError:

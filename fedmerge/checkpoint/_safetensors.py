@@ -92,7 +92,7 @@ def _tensor(data: Region, entry: _Entry) -> StoredTensor:
         raise ValueError(f"a tensor of shape {entry.shape} has {end - begin:,} bytes")
     numbers = data.part(begin, end - begin)
     view = View.dense(entry.shape)
-    return strided(lambda: numbers, dtype, view, held=end - begin, owner=begin)
+    return strided(lambda: numbers, dtype, view, held=end - begin, owner=None)
 
 
 def _check_gaps(entries: Mapping[str, _Entry], size: int) -> None:

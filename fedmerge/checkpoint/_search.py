@@ -112,16 +112,19 @@ def _walk(root: _Path, start: object, label: str) -> tuple[list[Candidate], bool
 
 
 def leaves(tree: object) -> list[StoredTensor]:
-    """Return the tensors in lists, tuples and mappings, in order."""
-    stack, found = [tree], list[StoredTensor]()
+    """Return the tensors in lists, tuples and mappings, in order, of each container once."""
+    found: list[StoredTensor] = []
     seen: set[int] = set()
-    while stack and len(seen) < _MOST_CONTAINERS:
-        node = stack.pop()
-        if isinstance(node, StoredTensor):
+    pending = [iter([("", tree)])]
+    while pending and len(seen) < _MOST_CONTAINERS:
+        _, node = next(pending[-1], ("", None))
+        if node is None:
+            pending.pop()
+        elif isinstance(node, StoredTensor):
             found.append(node)
         elif _is_container(node) and id(node) not in seen:
             seen.add(id(node))
-            stack += [child for _, child in _children(node)][::-1]
+            pending.append(_children(node))
     return found
 
 
@@ -143,7 +146,7 @@ def _children(node: object) -> Iterator[tuple[str, object]]:
     if isinstance(node, Inert):
         node = node.content
     if isinstance(node, Mapping):
-        yield from ((str(key), child) for key, child in node.items() if isinstance(key, str | int))
+        yield from ((str(k), child) for k, child in node.items() if isinstance(k, str | int))
     elif isinstance(node, list | tuple):
         yield from ((str(index), child) for index, child in enumerate(node))
 

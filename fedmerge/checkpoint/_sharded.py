@@ -1,13 +1,21 @@
 """Read checkpoints that an index spreads over several files."""
 
-import json
 from collections.abc import Callable, Mapping
 from pathlib import Path, PurePosixPath, PureWindowsPath
+
+from msgspec import Struct
 
 from fedmerge.checkpoint._contents import Contents
 from fedmerge.checkpoint._failures import damaged, listed
 from fedmerge.checkpoint._files import SourceFile
+from fedmerge.decoding import decode_json, read_text
 from fedmerge.errors import CheckpointError
+
+
+class ShardIndex(Struct):
+    """What is needed of an index; it may hold more."""
+
+    weight_map: dict[str, str]  # tensor → file
 
 
 def read_index(path: Path, read_shard: Callable[[Path], Contents]) -> Contents:
@@ -28,12 +36,11 @@ def read_index(path: Path, read_shard: Callable[[Path], Contents]) -> Contents:
 
 def weight_map(path: Path) -> dict[str, str]:
     """Return which shard an index names for each tensor."""
-    try:
-        places = json.loads(path.read_bytes())["weight_map"]
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise damaged(path, "no readable shard index") from error
-    if not isinstance(places, dict) or not all(isinstance(s, str) for s in places.values()):
-        raise damaged(path, "its weight_map is no table of tensor names and file names")
+
+    def fail(reason: str) -> CheckpointError:
+        return damaged(path, f"no readable shard index: {reason}")
+
+    places = decode_json(read_text(path, fail=fail), ShardIndex, fail=fail).weight_map
     if not places:
         raise CheckpointError(f"{path}: its weight_map names no tensors")
     return places

@@ -1,17 +1,18 @@
 """How an output is spread over several files: sizes, names, and what is there already."""
 
-import json
 import os
 import re
-import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from fedmerge.checkpoint._record import readable
-from fedmerge.errors import UsageError
+from fedmerge.decoding import decode_json, decode_value, read_text
+from fedmerge.errors import CheckpointError, UsageError
 
 INDEX = ".index.json"
+_PARKED = ".fedmerge-{}.old"  # no leftover that may be swept: an index names it
 _SIZE = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*")
 _DECIMAL = {"kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
 _BINARY = {"kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
@@ -63,8 +64,12 @@ def shard_paths(path: Path, count: int) -> list[Path]:
 
 
 def existing_files(path: Path) -> list[Path]:
-    """Return what is there of an output by this name: one file, an index, shards of any number."""
-    shard = re.compile(re.escape(path.stem) + r"-[0-9]{5,}-of-[0-9]{5,}" + re.escape(path.suffix))
+    """Return what is there of an output by this name: one file, an index, shards of any number.
+
+    Also shards that a killed run left parked.
+    """
+    name = re.escape(path.stem) + r"-[0-9]{5,}-of-[0-9]{5,}" + re.escape(path.suffix)
+    shard = re.compile(rf"{name}|\.fedmerge-{name}\.old")
     found = sorted(p for p in path.parent.iterdir() if shard.fullmatch(p.name))
     return [p for p in (path, index_path(path), *found) if p.exists() or p.is_symlink()]
 
@@ -101,15 +106,21 @@ def park_shards(index: Path, new: Sequence[Path]) -> ParkedShards | None:
     where no shard of an old model is replaced.
     """
     try:
-        content = json.loads(index.read_bytes())
-        places = content["weight_map"]
-        replaced = {p.name: p for p in new if p.name in places.values() and p.exists()}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        content = decode_json(
+            read_text(index, fail=CheckpointError), dict[str, Any], fail=CheckpointError
+        )
+        places = decode_value(content.get("weight_map"), dict[str, str], fail=CheckpointError)
+    except CheckpointError:
         return None  # no old model that could be kept whole
+    named = set(places.values())
+    replaced = {p.name: p for p in new if p.name in named and p.exists()}
     if not replaced:
         return None
-    hidden = {name: f".fedmerge-{secrets.token_hex(8)}.tmp" for name in replaced}
+    hidden = {name: _PARKED.format(name) for name in replaced}
     for name, path in replaced.items():
-        os.link(path, path.with_name(hidden[name]))
+        parked = path.with_name(hidden[name])
+        if parked.name not in places.values():  # left by a run that was killed while it parked
+            parked.unlink(missing_ok=True)
+        os.link(path, parked)
     content["weight_map"] = {tensor: hidden.get(s, s) for tensor, s in places.items()}
     return ParkedShards(readable(content), tuple(index.with_name(h) for h in hidden.values()))

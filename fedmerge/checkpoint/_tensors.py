@@ -99,7 +99,8 @@ def strided(
 ) -> StoredTensor:
     """Describe a tensor that is a view of `held` bytes of a file; refuse what lies outside.
 
-    `locate` says where these bytes are once they are needed, `owner` tells them from others.
+    `locate` says where these bytes are once they are needed. `owner` tells them from all others
+    of any file, None if no two tensors can be views of the same.
     """
     check_shape(view.size, dtype.itemsize)
     if len(view.size) != len(view.stride) or min((*view.stride, view.offset)) < 0:
@@ -115,7 +116,7 @@ def strided(
         info,
         lambda: _read_view(locate(), dtype, view),
         _dtype_problem(info.dtype),
-        memory=(owner, view, info.dtype),
+        memory=None if owner is None else (owner, view, info.dtype),
         reads=span * dtype.itemsize,
     )
 

@@ -68,12 +68,11 @@ class ArchiveStorages:
         record = self._folder + key
         if record not in self._archive.entries:
             raise ValueError(f"its record '{record}' is missing")
-        region = self._archive.content(record)
-        if count * dtype.itemsize > region.size:
-            raise ValueError(
-                f"its record '{record}' has {region.size:,} bytes, too few for {count:,}"
-            )
-        return Storage(dtype, count, record, lambda: region)
+        held = self._archive.entries[record].size
+        if count * dtype.itemsize > held:
+            raise ValueError(f"its record '{record}' has {held:,} bytes, too few for {count:,}")
+        owner = (self._archive.region.file, self._archive.region.start, record)
+        return Storage(dtype, count, owner, lambda: self._archive.content(record))
 
 
 def storage_reference(reference: Any) -> tuple[torch.dtype, str, int]:
@@ -97,7 +96,8 @@ def read_legacy(file: SourceFile, options: ReadOptions) -> Contents:
         if dtypes.setdefault(key, dtype) != dtype:
             raise ValueError(f"the storage '{key}' has two types")
         view = reference[5] if len(reference) > 5 else None
-        return Storage(dtype, *_legacy_view(view, key, count, dtype.itemsize, places))
+        size, own, locate = _legacy_view(view, key, count, dtype.itemsize, places)
+        return Storage(dtype, size, (file, own), locate)
 
     plain = Trust(is_admitted=admitting(options.allow_globals))
     trust = Trust(tensor_names(file.budget), plain.is_admitted, load)
@@ -137,8 +137,9 @@ def _storage_places(
     region: Region, keys: Unpickled, dtypes: Mapping[str, torch.dtype]
 ) -> dict[str, Region]:
     """Return where the numbers of each storage lie, in the order of the keys."""
-    path, listed = region.file.path, keys.value
-    is_named = isinstance(listed, list) and all(isinstance(key, str) for key in listed)
+    path = region.file.path
+    listed = keys.value if isinstance(keys.value, list) else []
+    is_named = all(isinstance(key, str) for key in listed)
     if not is_named or len(listed) != len(dtypes) or set(listed) != set(dtypes):
         raise damaged(path, "its storages are not those that its tensors need")
     places: dict[str, Region] = {}

@@ -11,6 +11,8 @@ import typer
 
 from fedmerge import __version__
 from fedmerge.cli.commands import COMMANDS, Command
+from fedmerge.cli.config import code_of_config
+from fedmerge.cli.defects import foreseen
 from fedmerge.cli.examples import INTRODUCTION, epilog
 from fedmerge.cli.parameters import signature_of
 from fedmerge.cli.signals import MESSAGE, at_work
@@ -54,10 +56,14 @@ def _callback(command: Command) -> Callable[..., None]:
     def call(**given: Any) -> None:
         if "threads" in given:
             _use_threads(given["threads"])
-        module = importlib.import_module(f"fedmerge.cli.{command.name}")
-        with at_work(getattr(module, "STOPPED", MESSAGE)):
-            told = Terminal(given["json"], given["quiet"], given["verbose"])
-            raise typer.Exit(module.run(given, told) or 0)
+        told = Terminal(given["json"], given["quiet"], given["verbose"])
+        with foreseen(told):
+            module = importlib.import_module(f"fedmerge.cli.{command.name}")
+            with at_work(getattr(module, "STOPPED", MESSAGE)):
+                for note in code_of_config(given["context"], given) if "context" in given else ():
+                    told.note(f"note: {note}")
+                code = module.run(given, told) or 0
+        raise typer.Exit(code)
 
     call.__signature__ = signature_of(command.parameters)  # type: ignore[attr-defined]
     return call

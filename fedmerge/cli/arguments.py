@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
@@ -11,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 from fedmerge.checkpoint import merged_files
 from fedmerge.cli.terminal import Terminal
+from fedmerge.decoding import decode_json, read_text
 from fedmerge.errors import UsageError
-from fedmerge.graph import plan_from_json
 from fedmerge.types.plans import Plan
 from fedmerge.workflow.oneshot.options import ProbeOptions
 from fedmerge.workflow.options import MatchOptions
-from fedmerge.workflow.plans import read_plan
+from fedmerge.workflow.plans import parse_plan, read_plan
 
 if TYPE_CHECKING:
     from fedmerge.workflow.models import ModelCode
@@ -71,10 +70,7 @@ def given_plan(given: Mapping[str, Any]) -> Plan | None:
         return None
     if not value.startswith("{"):
         return read_plan(Path(value))
-    try:
-        return plan_from_json(json.loads(value))
-    except ValueError as error:
-        raise UsageError(f"--plan is no JSON: {error}") from None
+    return parse_plan(value, fail=lambda reason: UsageError(f"--plan is no JSON: {reason}"))
 
 
 def model_code(given: Mapping[str, Any]) -> ModelCode | None:
@@ -148,14 +144,17 @@ def _client_weights(values: Sequence[str]) -> dict[str, float]:
     return weights
 
 
-def _class_counts(value: str) -> Any:
+_COUNTS_HINT = 'the file holds {"name": [count per class, …]} with the names that `match` prints'
+
+
+def _class_counts(value: str) -> dict[str, list[int | float]]:
     """Return the counts of a JSON file, or of JSON itself (from a configuration)."""
-    try:
-        text = value if value.startswith("{") else Path(value).read_text(encoding="utf-8")
-        counts = json.loads(text)
-    except (OSError, ValueError) as error:
-        raise UsageError(f"--class-counts can't be read: {error}") from None
-    return counts  # MatchOptions says what is expected
+
+    def fail(reason: str) -> UsageError:
+        return UsageError(f"--class-counts can't be read: {reason}", _COUNTS_HINT)
+
+    text = value.encode() if value.startswith("{") else read_text(Path(value), fail=fail)
+    return decode_json(text, dict[str, list[int | float]], fail=fail)
 
 
 _PARSERS: Mapping[str, Any] = {

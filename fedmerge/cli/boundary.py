@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import errno
-import io
 import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import typer
 
+from fedmerge.cli.defects import show_details
 from fedmerge.cli.signals import INTERRUPTED, MESSAGE, Interrupted
-from fedmerge.cli.terminal import plain
+from fedmerge.cli.terminal import Terminal, plain
 from fedmerge.errors import FedmergeError, UsageError
+from fedmerge.streams import Unprintable, discard_results, guard_messages, guard_results
+from fedmerge.tracebacks import failure_of, forget_users
 
 # Newer typers bring a click of their own, so its base error is found through one that they export.
 _ClickError: type[Exception] = typer.BadParameter.__mro__[2]
@@ -29,37 +30,53 @@ class Session:
 
 def main() -> None:
     """Run the command line and exit with its code."""
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")  # not every terminal knows every character
+    guard_results()
+    guard_messages()
     if not sys.stdout.isatty() and "FORCE_COLOR" not in os.environ:
         os.environ["_TYPER_FORCE_DISABLE_TERMINAL"] = "1"  # which takes some CI logs for one
-    sys.exit(run(sys.argv[1:]))
+    sys.exit(printed(lambda: run(sys.argv[1:])))
+
+
+def printed(command: Callable[[], int]) -> int:
+    """Return a command's exit code, or 1 if not all that it says can be printed."""
+    try:
+        code = command()
+        sys.stdout.flush()
+    except Unprintable as reason:
+        if not reason.is_unread:  # else nobody wants to hear of it
+            print(f"error: the output can't be printed: {reason}", file=sys.stderr)
+        discard_results()
+        return 1
+    return code
 
 
 def run(arguments: Sequence[str]) -> int:
     """Run one command and return its exit code; only fedmerge's own errors become messages."""
-    from fedmerge.cli.app import app
-
     session = Session(json="--json" in arguments)
+    forget_users()
     try:
+        from fedmerge.cli.app import app
+
         code = app(args=list(arguments), standalone_mode=False, prog_name="fedmerge", obj=session)
-        sys.stdout.flush()
     except FedmergeError as error:
         return report(error, as_json=session.json)
     except _ClickError as error:
         return _report_usage(error, session.json)
-    except (Interrupted, KeyboardInterrupt, typer.Abort) as error:
+    except (Interrupted, typer.Abort) as error:
         print(str(error) or MESSAGE, file=sys.stderr)
         return INTERRUPTED
-    except OSError as error:
-        if error.errno not in (errno.EPIPE, errno.ENOSPC):
-            raise
-        if error.errno == errno.ENOSPC:
-            print("error: the output can't be printed: no space left", file=sys.stderr)
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nothing more to say there
-        return 1
+    except (Unprintable, SystemExit):  # the latter is typer's, of a shell that completes
+        raise
+    except BaseException as error:
+        return _report_unforeseen(error, arguments)
     return code if isinstance(code, int) else 0
+
+
+def _report_unforeseen(error: BaseException, arguments: Sequence[str]) -> int:
+    """Report what failed before a command was at work."""
+    failure = failure_of(error)
+    show_details(failure, Terminal(verbose=bool({"-v", "--verbose"} & set(arguments))))
+    return report(failure, as_json="--json" in arguments)
 
 
 def report(error: FedmergeError, *, as_json: bool) -> int:
@@ -69,7 +86,7 @@ def report(error: FedmergeError, *, as_json: bool) -> int:
         print(f"hint: {_one_line(error.hint)}", file=sys.stderr)
     if as_json:
         print(json.dumps({"error": error_to_json(error)}))
-    return error.exit_code
+    return error.exit_code or FedmergeError.exit_code  # no failure is a success, whoever made it
 
 
 def _one_line(text: str) -> str:

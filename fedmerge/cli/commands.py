@@ -40,7 +40,7 @@ COMMANDS = (
         _MERGE,
         "Merge checkpoints into one model: from the files alone, or with the model's code.",
         (
-            *(opt.CLIENTS, opt.MERGED_OUTPUT, opt.FORCE, opt.SHARD_SIZE, opt.DTYPE),
+            *(_CONTEXT, opt.CLIENTS, opt.MERGED_OUTPUT, opt.FORCE, opt.SHARD_SIZE, opt.DTYPE),
             *(report_opt.ALSO_REPORT, *report_opt.IMAGES, opt.DRY_RUN),
             *(opt.METHOD, opt.PRESET, opt.MATCH_THRESHOLD, opt.MAX_GROWTH, opt.MAX_PARAMS),
             *(*opt.MATCHING, opt.MODEL, *opt.CODE),
@@ -84,7 +84,7 @@ COMMANDS = (
         _MEASURE,
         "Measure clients, their average, ensemble and match, and merged files, in one table.",
         (
-            *(opt.CLIENTS, opt.REQUIRED_MODEL, data_opt.REQUIRED_DATA, data_opt.GLOBAL),
+            *(_CONTEXT, opt.CLIENTS, opt.REQUIRED_MODEL, data_opt.REQUIRED_DATA, data_opt.GLOBAL),
             *(train.TASK, *train.PIXELS, data_opt.EVALUATION_BATCH),
             *(opt.PRESET, opt.MATCH_THRESHOLD, opt.MAX_GROWTH, opt.MAX_PARAMS),
             *(*opt.MATCHING, *opt.CODE, *probe_opt.PROBES, *probe_opt.PROBED),
@@ -96,7 +96,10 @@ COMMANDS = (
         "verify",
         _MEASURE,
         "Check a merged file against its record and, if given, its clients.",
-        (opt.MERGED, opt.OPTIONAL_CLIENTS, opt.MODEL, *opt.CODE, *opt.SAYING),
+        (
+            *(opt.MERGED, opt.OPTIONAL_CLIENTS, opt.MODEL, *opt.CODE),
+            *(opt.ALLOW_GLOBAL, *opt.SAYING),
+        ),
     ),
     Command(
         "report",
@@ -106,7 +109,7 @@ COMMANDS = (
             *(opt.MERGED, opt.OPTIONAL_CLIENTS, report_opt.REPORT_OUTPUT, opt.FORCE),
             *(report_opt.REPORT_DATA, train.TASK, *train.PIXELS, data_opt.EVALUATION_BATCH),
             *(*report_opt.IMAGES, report_opt.BASELINE, report_opt.RUN_FOLDER),
-            *(opt.MODEL, *opt.CODE, opt.DEVICE, opt.THREADS, *opt.SAYING),
+            *(opt.MODEL, *opt.CODE, opt.ALLOW_GLOBAL, opt.DEVICE, opt.THREADS, *opt.SAYING),
         ),
     ),
     Command(
@@ -114,7 +117,7 @@ COMMANDS = (
         _LOOK,
         "Show which axes of which tensors carry the same hidden units.",
         (
-            *(opt.CLIENTS, opt.OPTIONAL_OUTPUT, report_opt.GRAPH, opt.FORCE),
+            *(_CONTEXT, opt.CLIENTS, opt.OPTIONAL_OUTPUT, report_opt.GRAPH, opt.FORCE),
             *(opt.KEEP, opt.PLAN_FILE, opt.MODEL, *opt.CODE),
             *(opt.FLATTEN, opt.ASSUME_CHAIN, opt.MATCH_BY_ORDER, *opt.READING),
             *(opt.CONFIG, *opt.SAYING),

@@ -2,144 +2,93 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import typer
 
-from fedmerge.errors import CheckpointError, FedmergeError, UsageError
+from fedmerge.errors import CheckpointError, UsageError
 
-RECORDED = "fedmerge.recorded"  # in a context's meta: the options are those of a record
+RECORDED = "fedmerge.recorded"  # in a context's meta: the record that gives the options
+CONFIG = "fedmerge.config"  # in a context's meta: the user's own configuration
+_OF_A_RECORD = frozenset({"options", "sources", "plan"})
+_RUNS_CODE = ("model", "task", "data", "shards")  # the last three if they name code, not files
 
 
 def load_config(context: typer.Context, path: Path | None) -> Path | None:
-    """Make a file's options the defaults of the command that runs; the command line wins."""
+    """Make a file's options the defaults of the command that runs; the command line wins.
+
+    What the file is, its content decides. A record is data, maybe a stranger's: it gives what
+    `workflow.replay` lists and nothing else. A configuration is the user's own word.
+    """
     if path is not None:
-        values = _read(path)
-        try:
-            is_record = {"options", "sources", "plan"} <= values.keys()
-            if is_record and context.command.name == "retrain":
-                values = _with_rounds(values)
-            defaults = _from_record(values, path.parent) if is_record else _from_options(values)
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
-            raise UsageError(f"--config {path.name} is damaged: {error!r}") from None
-        known = {str(parameter.name) for parameter in context.command.params} - {"config"}
-        if is_record:  # of a merge: other commands take what they know
-            context.meta[RECORDED] = True
-            defaults = {name: value for name, value in defaults.items() if name in known}
-        _check_names(defaults, known, context.command_path, path)
-        context.default_map = {**(context.default_map or {}), **_listed(defaults, context)}
-        context.obj.json = context.obj.json or bool(defaults.get("json"))
+        value = _read(path)
+        if value.keys() >= _OF_A_RECORD:
+            from fedmerge.cli.replay import replayed_defaults
+
+            context.meta[RECORDED] = path.name
+            defaults = replayed_defaults(value, path, context)
+        else:
+            from fedmerge.cli.config_types import config_defaults
+
+            context.meta[CONFIG] = path.name
+            defaults = config_defaults(value, str(context.command.name), source=path.name)
+            context.obj.json = context.obj.json or bool(defaults.get("json"))
+        context.default_map = {**(context.default_map or {}), **defaults}
     return path
 
 
-def _listed(defaults: Mapping[str, Any], context: typer.Context) -> dict[str, Any]:
-    """Return the defaults with single values of repeatable options as lists."""
-    repeatable = {p.name for p in context.command.params if getattr(p, "multiple", False)}
-    return {
-        name: [value] if name in repeatable and isinstance(value, str) else value
-        for name, value in defaults.items()
-    }
+def code_of_config(context: typer.Context, given: Mapping[str, Any]) -> list[str]:
+    """Return what the user's configuration makes a command run, which a look at it may miss."""
+    from fedmerge.references import is_reference
+
+    notes = []
+    for name in _RUNS_CODE if CONFIG in context.meta else ():
+        source = context.get_parameter_source(name) if given.get(name) is not None else None
+        if source is not None and source.name == "DEFAULT_MAP":
+            values = given[name] if isinstance(given[name], list) else [given[name]]
+            code = [str(value) for value in values if name == "model" or is_reference(str(value))]
+            notes += [f"--config {context.meta[CONFIG]} runs code: --{name} {own}" for own in code]
+    return notes
 
 
 def _read(path: Path) -> dict[str, Any]:
-    try:
-        if path.name.endswith((".safetensors", ".index.json")):
-            from fedmerge.checkpoint import read_record
+    """Return what a file holds: the record in safetensors or a shard index, else JSON or YAML."""
+    from fedmerge.decoding import decode_json, decode_yaml, read_text
 
-            return read_record(path)
-        text = path.read_text(encoding="utf-8")
-        value = json.loads(text) if path.suffix == ".json" else _parse_yaml(text)
-    except (OSError, UnicodeDecodeError, ValueError) as error:
-        raise UsageError(f"--config {path.name} can't be read: {error}") from None
-    except FedmergeError as error:
-        raise UsageError(f"--config {error.problem}") from None
+    def fail(reason: str) -> UsageError:
+        return UsageError(f"--config {path.name} can't be read: {reason}")
+
+    if _begins_as_safetensors(path):
+        return _record_inside(path)
+    content = read_text(path, fail=fail)
+    try:
+        value = decode_json(content, Any, fail=fail)
+    except UsageError:
+        if path.suffix == ".json":
+            raise
+        value = decode_yaml(content.decode(errors="replace"), Any, fail=fail)
     if not isinstance(value, dict):
         raise UsageError(f"--config {path.name} must hold option names and values")
-    return value
+    return _record_inside(path) if "weight_map" in value else value
 
 
-def _parse_yaml(text: str) -> object:
-    import yaml
+def _begins_as_safetensors(path: Path) -> bool:
+    """Whether a file begins with the length of a JSON header; no text has such null characters."""
+    try:
+        with path.open("rb") as file:
+            head = file.read(9)
+    except OSError:
+        return False  # which reading it as text will tell
+    return head[4:8] == bytes(4) and head[8:] == b"{"
+
+
+def _record_inside(path: Path) -> dict[str, Any]:
+    """Return the record in a merged file; it is one, whatever it lacks."""
+    from fedmerge.checkpoint import read_record
 
     try:
-        return yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise ValueError(" ".join(str(error).split())) from None
-
-
-def _from_options(values: Mapping[str, Any]) -> dict[str, Any]:
-    given = {str(name).replace("-", "_"): value for name, value in values.items()}
-    return {name: _as_argument(value) for name, value in given.items() if value is not None}
-
-
-def _with_rounds(record: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a record with the options of its rounds, if it has any, among the others."""
-    rounds = record.get("retrain", {}).get("options", {"method": None})
-    return {**record, "options": {**record["options"], **rounds}}
-
-
-def _from_record(record: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """Return the options, the plan and the clients of a recorded merge.
-
-    The clients are looked for, beside the record, only if the command line names none.
-    """
-    options = _from_options(record["options"])
-    files = [source for source in record["sources"] if source["file"]]  # not those in memory
-    digests = {str(folder / source["file"]): source["sha256"] for source in files}
-    clients = {"clients": lambda: _recorded_clients(digests, options)} if files else {}
-    probes = _recorded_probes(record.get("probes"), folder)
-    return {**options, **probes, "plan": json.dumps(record["plan"]), **clients}
-
-
-def _recorded_probes(probes: Mapping[str, Any] | None, folder: Path) -> dict[str, Any]:
-    """Return the options of recorded probes; real inputs are looked for beside the record."""
-    if probes is None:
-        return {"probe": "none"}
-    file = probes["data"]
-    given = {
-        "probe": probes["source"],
-        "probe_data": None if file is None else str(folder / file),
-        "probe_count": probes["count"],
-        "probe_mean": ",".join(map(str, probes["mean"])),
-        "probe_std": ",".join(map(str, probes["std"])),
-    }
-    return {name: value for name, value in given.items() if value is not None}
-
-
-def _recorded_clients(digests: Mapping[str, str], options: Mapping[str, Any]) -> list[str]:
-    """Return the recorded clients' paths, or refuse if they are other files by now."""
-    from fedmerge.checkpoint import ReadOptions, open_checkpoint
-
-    reading = ReadOptions(
-        options.get("key"), options.get("weights"), tuple(options.get("allow_global") or ())
-    )
-    hint = "name the clients on the command line: they are looked for beside the record"
-    for path, digest in digests.items():
-        try:
-            found = open_checkpoint(path, reading).sha256()
-        except CheckpointError as error:
-            raise UsageError(f"a recorded client can't be read: {error.problem}", hint) from None
-        if found != digest:
-            raise UsageError(f"{path} is not the file that was merged: its SHA-256 differs", hint)
-    return list(digests)
-
-
-def _as_argument(value: Any) -> Any:
-    """Return a value as the command line would give it: mappings as NAME=VALUE or inline JSON."""
-    if not isinstance(value, dict):
-        return value
-    if all(isinstance(entry, int | float | str) for entry in value.values()):
-        return [f"{name}={entry}" for name, entry in value.items()]
-    return json.dumps(value)
-
-
-def _check_names(names: Iterable[str], known: Collection[str], command: str, path: Path) -> None:
-    for name in names:
-        if name not in known:
-            raise UsageError(
-                f"--config {path.name}: `{command}` has no option '{name}'",
-                f"see `{command} --help`",
-            )
+        return {**dict.fromkeys(_OF_A_RECORD), **read_record(path)}
+    except CheckpointError as error:
+        raise UsageError(f"--config {error.problem}", error.hint) from None

@@ -23,7 +23,7 @@ def is_asked_for(given: Mapping[str, Any], inputs: Sequence[Path]) -> bool:
     return bool(given["frontier"]) or plot is not None
 
 
-def show_frontier(found: Frontier, plot: Path | None, terminal: Terminal) -> None:
+def show_frontier(found: Frontier, given: Mapping[str, Any], terminal: Terminal) -> None:
     """Print the frontier, and draw it if asked to."""
     rows = [_row(f"client {point.name}", point) for point in found.clients]
     rows += [_row(_label(point), point) for point in found.merges]
@@ -32,8 +32,9 @@ def show_frontier(found: Frontier, plot: Path | None, terminal: Terminal) -> Non
     assert quality is not None
     title = f"size against agreement with the ensemble on {quality.samples} held-out probes"
     terminal.table(title, ["model", "growth", "parameters", "agreement", "how"], rows)
+    plot: Path | None = given["frontier_plot"]
     if plot is not None:
-        draw_sizes(found.to_json(), plot)
+        draw_sizes(found.to_json(), plot, force=given["force"])
         terminal.line(f"drew {plot}")
 
 

@@ -67,12 +67,13 @@ def run(given: Mapping[str, Any], terminal: Terminal) -> None:
     found_all = {**merge.summary(), **sizes_tried, "output": str(output), **page}
     terminal.result({**found_all, "seconds": seconds})
     if found is not None:
-        show_frontier(found, given["frontier_plot"], terminal)
+        show_frontier(found, given, terminal)
     _show_merge(merge, output, terminal)
     is_whole = len(merge.clients) == len(paths)
     given_clients = given["clients"] if is_whole else _files(merge)
-    terminal.line(_verdict(merge, output, given_clients, given["model"]))
-    _say_how_to_check(output, _as_given(given_clients, _files(merge)), terminal)
+    trust = [part for name in options.allow_global for part in ("--allow-global", name)]
+    terminal.line(_verdict(merge, output, given_clients, given["model"], trust))
+    _say_how_to_check(output, _as_given(given_clients, _files(merge)), trust, terminal)
     say_report(page, terminal)
 
 
@@ -159,10 +160,13 @@ def _shared_start(merge: Merge) -> str:
     return said
 
 
-def _say_how_to_check(output: Path, clients: Sequence[Path], terminal: Terminal) -> None:
+def _say_how_to_check(
+    output: Path, clients: Sequence[Path], trust: Sequence[str], terminal: Terminal
+) -> None:
     """Name what was written, and end with a command that checks it."""
     terminal.line(f"wrote {written(output)}; check it with:")
-    terminal.line(shlex.join(["fedmerge", "verify", *map(as_argument, [output, *clients])]))
+    files = map(as_argument, [output, *clients])
+    terminal.line(shlex.join(["fedmerge", "verify", *files, *trust]))
 
 
 def _files(merge: Merge) -> list[Path]:
@@ -220,7 +224,9 @@ def ways_to_load(merge: Merge, output: Path) -> list[str]:
     ]
 
 
-def _verdict(merge: Merge, output: Path, clients: Sequence[Path], model: str | None) -> str:
+def _verdict(
+    merge: Merge, output: Path, clients: Sequence[Path], model: str | None, trust: Sequence[str]
+) -> str:
     """Say in one line how good the merge is, as far as it is known, and how to measure it."""
     files = [
         *map(as_argument, map(Path, clients)),
@@ -228,6 +234,7 @@ def _verdict(merge: Merge, output: Path, clients: Sequence[Path], model: str | N
         as_argument(output),
         "--model",
         model or "M",
+        *trust,
     ]
     measure = f"measure it: {shlex.join(['fedmerge', 'compare', *files])} --data FILE"
     found = merge.quality

@@ -42,9 +42,9 @@ def run(given: Mapping[str, Any], terminal: Terminal) -> None:
         prepared = prepare(open_clients(paths, options.reading), options, plan=plan, model=code)
     value = plan_to_json(prepared.plan)
     if output is not None:
-        write_text(output, readable(value))
+        write_text(output, readable(value), force=given["force"])
     if graph is not None:
-        draw_graph(prepared, graph)
+        draw_graph(prepared, graph, force=given["force"])
     for note in prepared.plan.notes:
         terminal.note(f"note: {note}")
     for warning in prepared.warnings:

@@ -31,6 +31,7 @@ def run(given: Mapping[str, Any], terminal: Terminal) -> None:
             evaluation=evaluation_options(given) if given["data"] is not None else None,
             baselines=given["baseline"] or (),
             work_dir=given["work_dir"],
+            allow_global=given["allow_global"] or (),
             force=given["force"],
             progress=progress,
         )
@@ -68,8 +69,7 @@ def check_also(given: Mapping[str, Any], inputs: Sequence[Path]) -> None:
         if image is not None:
             raise UsageError("--image is for a page about the result", "give --report, too")
         return
-    force = given["force"] or given.get("resume", False)
-    check_report_output(given["report"], inputs=inputs, force=force)
+    check_report_output(given["report"], inputs=inputs, force=_may_replace(given))
     if image is not None:
         from fedmerge.workflow.reporting.images import check_image
 
@@ -97,10 +97,16 @@ def also_report(
         model=model_code(given),
         image=image,
         work_dir=work_dir,
-        force=True,  # what it may overwrite was decided before
+        allow_global=given["allow_global"] or (),
+        force=_may_replace(given),
         progress=progress,
     )
     return {"report": str(given["report"])}
+
+
+def _may_replace(given: Mapping[str, Any]) -> bool:
+    """Whether an older page may be replaced: that of a run which goes on is its own."""
+    return bool(given["force"] or given.get("resume"))
 
 
 def _first_sample(given: Mapping[str, Any]) -> ImageOptions | None:

@@ -109,6 +109,8 @@ class Shown:
         self._terminal.warn(
             f"round {event.round}: {event.client} {what} ({event.status}): {event.message}"
         )
+        if event.details:
+            self._terminal.detail(event.details)
 
     def round_done(self, event: RoundDone) -> None:
         """Say how far the run is."""

@@ -18,8 +18,16 @@ def run(given: Mapping[str, Any], terminal: Terminal) -> int:
     model = model_code(given)
     if model is not None and not given["clients"]:
         raise UsageError("--model compares the clients' outputs", "give the clients' files too")
+    if given["allow_global"] and not given["clients"]:
+        raise UsageError("--allow-global is for the clients' files", "give the clients' files too")
     with terminal.progress() as progress:
-        found = verify(merged, given["clients"] or (), model=model, progress=progress)
+        found = verify(
+            merged,
+            given["clients"] or (),
+            model=model,
+            allow_global=given["allow_global"] or (),
+            progress=progress,
+        )
     terminal.result(
         {
             "ok": found.ok,

@@ -1,5 +1,6 @@
 """Run client work: in this process, in worker processes, or over a Ray cluster."""
 
+from fedmerge.engines.interpreter import python_command
 from fedmerge.engines.local import LocalEngine
 from fedmerge.engines.policy import RetryPolicy, StepResult, run_step
 from fedmerge.engines.processes import ProcessEngine, default_workers
@@ -23,5 +24,6 @@ __all__ = [
     "check_installed",
     "default_workers",
     "is_address",
+    "python_command",
     "run_step",
 ]

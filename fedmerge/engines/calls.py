@@ -7,16 +7,17 @@ import json
 import os
 import sys
 import time
-import traceback
 from contextlib import redirect_stdout, suppress
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from fedmerge.engines.values import Status
-from fedmerge.errors import FedmergeError
+from fedmerge.errors import Defect
+from fedmerge.tracebacks import failure_of, headline, whole_traceback
 from fedmerge.types.arrays import Array
 from fedmerge.types.work import Arrays, JsonObject, Place, Work, WorkResult
+from fedmerge.user_code import is_interrupt
 
 START_LIMIT = 300.0  # seconds for a worker to start and import its code; a hang, not slowness
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
@@ -32,6 +33,7 @@ class Reply:
     message: str = ""
     hint: str = ""
     details: str = ""
+    is_defect: bool = False
     seconds: float = 0.0
 
 
@@ -60,15 +62,25 @@ def call_work(function: str, arrays: Arrays, settings: JsonObject, place: Place)
             began = time.perf_counter()
             result = work(_read_only(arrays), _plain(settings), place)
         reply = _checked(result)
-    except (Exception, SystemExit) as error:
-        return Reply(
-            "app",
-            message=_one_line(error),
-            hint=error.hint if isinstance(error, FedmergeError) else "",
-            details=traceback.format_exc(),
-            seconds=time.perf_counter() - began,
-        )
+    except BaseException as error:
+        if is_interrupt(error):
+            raise
+        return _failed(error, time.perf_counter() - began)
     return Reply("ok", reply.arrays, reply.values, seconds=time.perf_counter() - began)
+
+
+def _failed(error: BaseException, seconds: float) -> Reply:
+    """Return the reply of work that failed: the client's doing, or our own."""
+    failure = failure_of(error)
+    is_defect = isinstance(failure, Defect)
+    return Reply(
+        "app",
+        message=" ".join((headline(error) if is_defect else failure.problem).split()),
+        hint=failure.hint,
+        details=failure.details or whole_traceback(error),
+        is_defect=is_defect,
+        seconds=seconds,
+    )
 
 
 def thread_limits(threads: int) -> dict[str, str]:
@@ -103,8 +115,3 @@ def _plain(values: JsonObject) -> dict[str, object]:
     """Return values as they are after a journey: tuples are lists, all keys are text."""
     plain: dict[str, object] = json.loads(json.dumps(dict(values)))
     return plain
-
-
-def _one_line(error: BaseException) -> str:
-    text = error.problem if isinstance(error, FedmergeError) else f"{type(error).__name__}: {error}"
-    return " ".join(text.split()).removesuffix(":")

@@ -102,7 +102,8 @@ def _require(step: StepResult, least: int) -> None:
     reasons = [f"{name} ({o.status}): {o.message}" for name, o in step.missing.items()]
     if not step.done:  # what they have in common is mostly one cause
         first = next(iter(step.missing.values()))
-        raise TrainingError(f"all {len(reasons)} clients failed; {reasons[0]}", first.hint)
+        problem = f"all {len(reasons)} clients failed; {reasons[0]}"
+        raise TrainingError(problem, first.hint, details=first.details)
     if len(reasons) > MOST_REASONS:
         reasons[MOST_REASONS:] = [f"and {len(reasons) - MOST_REASONS} more"]
     total = len(step.done) + len(step.missing)

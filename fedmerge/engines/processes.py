@@ -6,7 +6,6 @@ import os
 import queue
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -14,17 +13,14 @@ from contextlib import contextmanager, suppress
 from typing import TypeAlias
 
 from fedmerge.engines.calls import START_LIMIT, thread_limits, usable_cores
+from fedmerge.engines.interpreter import python_command
 from fedmerge.engines.values import ClientInfo, Outcome, Status, Task
 from fedmerge.engines.wire import receive, send
 from fedmerge.engines.worker import task_message
 from fedmerge.types.work import Place
 
 _FAREWELL = 5.0  # seconds for a worker to leave by itself
-# Ctrl-C reaches workers too, and is the parent's: ignored before anything else is imported.
-_START = (
-    "import signal, sys; signal.signal(signal.SIGINT, signal.SIG_IGN); sys.path[:] = {path!r}; "
-    "from fedmerge.engines.worker import main; main()"
-)
+_WORKER = "from fedmerge.engines.worker import main; main()"
 _Ended: TypeAlias = "queue.SimpleQueue[tuple[_Seat, Outcome]]"
 
 
@@ -148,7 +144,7 @@ class _Worker:
 
     def __init__(self, threads: int) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-c", _START.format(path=sys.path)],
+            python_command(_WORKER, heeds_signals=False),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env={**os.environ, **thread_limits(threads)},

@@ -14,8 +14,10 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
+from fedmerge.engines.interpreter import python_command
 from fedmerge.engines.ray_nodes import Node
 from fedmerge.errors import TrainingError, UsageError
 
@@ -135,7 +137,7 @@ def _join(address: str) -> Callable[[], None]:
 def _initialise(**settings: Any) -> None:
     import ray
 
-    with _signals_held():
+    with _signals_held(), _elsewhere():
         ray.init(**settings, **_QUIET)
 
 
@@ -144,6 +146,24 @@ def _leave() -> None:
     import ray
 
     ray.shutdown()
+
+
+@contextmanager
+def _elsewhere() -> Iterator[None]:
+    """Leave the current folder for a while.
+
+    Ray lets its workers import from the folder that it was started in, before all else.
+    """
+    try:
+        folder = Path.cwd()
+    except FileNotFoundError:  # somebody removed it
+        yield
+        return
+    os.chdir(folder.anchor)
+    try:
+        yield
+    finally:
+        os.chdir(folder)
 
 
 @contextmanager
@@ -189,7 +209,7 @@ def _reach(address: str) -> None:
 
 def _try(address: str) -> None:
     """Join in another process first: Ray's attempt can neither be hurried nor interrupted."""
-    command = [sys.executable, "-c", _TRIAL, address]
+    command = python_command(_TRIAL, address)
     try:
         done = subprocess.run(
             command,

@@ -8,6 +8,7 @@ from contextlib import suppress
 
 from fedmerge.engines.calls import Reply, call_work, import_work
 from fedmerge.types.work import Arrays, JsonObject, Place
+from fedmerge.user_code import listening
 
 PLACED = "placed"  # a process has taken the task
 STARTED = "started"  # it has imported what the work needs
@@ -22,4 +23,6 @@ def do_task(
     yield PLACED
     import_work(function)
     yield STARTED
-    yield call_work(function, arrays, settings, place)
+    with listening(lambda: False):  # who cancels a task kills its process
+        reply = call_work(function, arrays, settings, place)
+    yield reply

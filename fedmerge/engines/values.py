@@ -47,6 +47,7 @@ class Outcome:
     message: str = ""  # one line: what went wrong
     hint: str = ""  # what to do about it, where that is known
     details: str = ""  # the traceback of code that failed
+    is_defect: bool = False  # whether that code is fedmerge's own
     seconds: float = 0.0
     attempts: int = 1
 

@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import os
 import queue
-import signal
 import threading
 from dataclasses import asdict
 from typing import IO, Any
 
 from fedmerge.engines.calls import call_work, import_work
 from fedmerge.engines.wire import receive, send
+from fedmerge.streams import STDERR, STDIN, STDOUT, guard_messages
 from fedmerge.types.arrays import Array
 from fedmerge.types.work import Place
+from fedmerge.user_code import listening
 
 _Message = tuple[dict[str, Any], dict[str, Array]]
 
 
 def main() -> None:
     """Do one task after the other until the parent closes the pipe or dies."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent gets it too, and decides
     inbox, outbox = _own_streams()
     tasks: queue.SimpleQueue[_Message] = queue.SimpleQueue()
     threading.Thread(target=_listen, args=(inbox, tasks), daemon=True).start()
@@ -28,7 +28,8 @@ def main() -> None:
         function, settings = message["function"], message["settings"]
         import_work(function)
         send(outbox, {"started": True}, {})  # imports took their time; the client's begins now
-        reply = call_work(function, arrays, settings, Place(**message["place"]))
+        with listening(lambda: False):  # interrupts are the parent's
+            reply = call_work(function, arrays, settings, Place(**message["place"]))
         del arrays  # the next task must not find this one's in memory
         header = {name: value for name, value in vars(reply).items() if name != "arrays"}
         send(outbox, header, reply.arrays)
@@ -41,11 +42,12 @@ def task_message(function: str, settings: Any, place: Place) -> dict[str, Any]:
 
 def _own_streams() -> tuple[IO[bytes], IO[bytes]]:
     """Return the pipes from and to the parent, out of reach of code that reads or prints."""
-    inbox, outbox = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
+    inbox, outbox = os.fdopen(os.dup(STDIN), "rb"), os.fdopen(os.dup(STDOUT), "wb")
     nothing = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(nothing, 0)
+    os.dup2(nothing, STDIN)
     os.close(nothing)
-    os.dup2(2, 1)
+    os.dup2(STDERR, STDOUT)
+    guard_messages()  # a client does not fail for what it can't print
     return inbox, outbox
 
 

@@ -2,22 +2,92 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Mapping
-from typing import Any, cast, get_args
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Final, Literal, TypeAlias
 
-from fedmerge.errors import ArchitectureError
+import msgspec
+from msgspec import UNSET, Meta, Struct, UnsetType
+
+from fedmerge.decoding import DEEPEST, decode_value, shortened
+from fedmerge.errors import ArchitectureError, FedmergeError
 from fedmerge.types.layouts import Concat, Layout, Pinned, Product, Units, groups_in
 from fedmerge.types.plans import OUTPUT, Group, Norm, Plan, Role, TensorPlan
 
-FORMAT = 1
+FORMAT: Final = 1
+SCHEMA: Final = 1
+MOST_TERMS = 10_000  # plain products that one axis may be a sum of: they are walked one by one
 _GIVEN = "the plan gives its width"
 _HINT = "docs/reference/plan.md describes the format; `fedmerge plan A -o plan.json` writes one"
+
+_Size: TypeAlias = Annotated[int, Meta(ge=0, le=2**53)]
+_Width: TypeAlias = Annotated[int, Meta(ge=1, le=2**53)]
+_Layout: TypeAlias = "str | _Size | JsonLayout"
+_Parts: TypeAlias = "Annotated[list[_Layout], Meta(min_length=1)] | UnsetType"
+
+
+class JsonLayout(Struct, frozen=True, forbid_unknown_fields=True):
+    """A layout that is neither a group's name nor a bare size."""
+
+    pinned: _Size | UnsetType = UNSET
+    why: str | UnsetType = UNSET
+    prod: _Parts = UNSET
+    cat: _Parts = UNSET
+
+    def __post_init__(self) -> None:
+        given = [kind for kind in (self.pinned, self.prod, self.cat) if kind is not UNSET]
+        if len(given) != 1 or (self.why is not UNSET and self.pinned is UNSET):
+            raise ValueError('expected {"prod": […]}, {"cat": […]} or {"pinned": size, "why": …}')
+
+
+class JsonTensor(Struct, frozen=True, forbid_unknown_fields=True):
+    """A tensor with more to say than its axes."""
+
+    axes: list[_Layout]
+    out: _Size = 0
+    role: Role = "weight"
+
+
+class JsonGroup(Struct, frozen=True, forbid_unknown_fields=True):
+    """A group with more to say than its name."""
+
+    name: str
+    can_grow: bool | UnsetType = UNSET
+    why: str | UnsetType = UNSET
+    width: _Width | None = None
+
+
+class JsonNorm(Struct, frozen=True, forbid_unknown_fields=True):
+    """A batch norm, by the names of its tensors."""
+
+    producer: str
+    mean: str
+    variance: str
+    bias: str | None = None
+    scale: str | None = None
+    shift: str | None = None
+    eps: Annotated[float, Meta(ge=0, le=1e30)] = 1e-5
+
+
+class JsonPlan(Struct, frozen=True, forbid_unknown_fields=True):
+    """A plan as it stands in a file."""
+
+    tensors: dict[str, list[_Layout] | JsonTensor]
+    groups: list[str | JsonGroup] = []
+    norms: list[JsonNorm] = []
+    same_width: list[list[str]] = []
+    kept: list[str] = []
+    architecture: str = ""
+    notes: list[str] = []
+    format: Literal[1] = FORMAT
+    schema: Literal[1] = SCHEMA
 
 
 def plan_to_json(plan: Plan) -> dict[str, Any]:
     """Return the plan as JSON values."""
     return {
+        "schema": SCHEMA,
         "format": FORMAT,
         "architecture": plan.architecture,
         "groups": [_group_to_json(group) for group in plan.groups],
@@ -31,29 +101,35 @@ def plan_to_json(plan: Plan) -> dict[str, Any]:
 
 def plan_from_json(value: object) -> Plan:
     """Return the plan that JSON values describe; only `tensors` is required."""
-    fields = _object(value, "the plan")
-    _check_keys(fields, vars(Plan((), {})).keys() | {"format"}, "the plan")
-    if fields.get("format", FORMAT) != FORMAT:
-        raise _error(f"the plan has format {fields['format']!r}, expected {FORMAT}")
-    tensors = {
-        name: _tensor_from_json(name, tensor)
-        for name, tensor in _object(fields.get("tensors"), "'tensors'").items()
-    }
-    named = [_group_from_json(group) for group in _list(fields.get("groups", []), "'groups'")]
+    if isinstance(value, dict) and value.get("format", FORMAT) != FORMAT:
+        raise _error(f"the plan has format {value['format']!r}, expected {FORMAT}")
+    given = decode_value(value, JsonPlan, fail=lambda reason: _refusal(value, reason))
+    tensors = {name: _tensor_from_json(name, tensor) for name, tensor in given.tensors.items()}
     plan = Plan(
-        groups=_complete_groups(named, tensors),
+        groups=_complete_groups([_group_from_json(group) for group in given.groups], tensors),
         tensors=tensors,
-        norms=tuple(_norm_from_json(n, tensors) for n in _list(fields.get("norms", []), "'norms'")),
-        same_width=tuple(
-            tuple(_strings(tie, "'same_width'"))
-            for tie in _list(fields.get("same_width", []), "'same_width'")
-        ),
-        kept=tuple(_strings(fields.get("kept", []), "'kept'")),
-        architecture=str(fields.get("architecture", "")),
-        notes=tuple(_strings(fields.get("notes", []), "'notes'")),
+        norms=tuple(Norm(**msgspec.structs.asdict(norm)) for norm in given.norms),
+        same_width=tuple(map(tuple, given.same_width)),
+        kept=tuple(given.kept),
+        architecture=given.architecture,
+        notes=tuple(given.notes),
     )
-    _check_references(plan)
+    _check_groups(plan)
+    for norm in plan.norms:
+        _check_norm(norm, tensors)
     return plan
+
+
+def _refusal(value: object, reason: str) -> FedmergeError:
+    """Return the error of a plan of other types, with the name of the tensor if it is one."""
+    tensors = value.get("tensors") if isinstance(value, dict) else None
+    for name, tensor in tensors.items() if isinstance(tensors, dict) else ():
+        alone = {"tensors": {name: tensor}}
+        try:
+            msgspec.convert(alone, JsonPlan)
+        except (msgspec.ValidationError, RecursionError):
+            return _error(f"the plan's tensor '{shortened(str(name))}' is wrong: {reason}")
+    return _error(f"the plan is wrong: {reason}")
 
 
 def _group_to_json(group: Group) -> dict[str, Any]:
@@ -65,22 +141,14 @@ def _group_to_json(group: Group) -> dict[str, Any]:
     return fields
 
 
-def _group_from_json(value: object) -> Group:
-    if isinstance(value, str):
-        return Group(value)
-    fields = _object(value, "a group")
-    _check_keys(fields, {"name", "can_grow", "why", "width"}, "a group")
-    if not isinstance(fields.get("name"), str):
-        raise _error("a group has no 'name'")
-    name, width = fields["name"], fields.get("width")
-    is_count = isinstance(width, int) and not isinstance(width, bool) and width > 0
-    if width is not None and not is_count:
-        raise _error(f"group '{name}' has the width {width!r}, expected a number of units")
-    can_grow = bool(fields.get("can_grow", width is None))
-    if can_grow and width is not None:
-        raise _error(f"group '{name}' has a width of its own, so it can't grow")
-    why = fields.get("why", "" if width is None else _GIVEN)
-    return Group(name, can_grow, str(why), width)
+def _group_from_json(given: str | JsonGroup) -> Group:
+    if isinstance(given, str):
+        return Group(given)
+    can_grow = given.width is None if given.can_grow is UNSET else given.can_grow
+    if can_grow and given.width is not None:
+        raise _error(f"group '{given.name}' has a width of its own, so it can't grow")
+    why = "" if given.width is None else _GIVEN
+    return Group(given.name, can_grow, why if given.why is UNSET else given.why, given.width)
 
 
 def _tensor_to_json(tensor: TensorPlan) -> object:
@@ -93,20 +161,18 @@ def _tensor_to_json(tensor: TensorPlan) -> object:
     return {"axes": axes, "out": tensor.out, "role": tensor.role}
 
 
-def _tensor_from_json(name: str, value: object) -> TensorPlan:
-    fields = {"axes": value} if isinstance(value, list) else _object(value, f"'{name}'")
-    _check_keys(fields, {"axes", "out", "role"}, f"'{name}'")
-    out, role = fields.get("out", 0), fields.get("role", "weight")
-    if role not in get_args(Role):
-        raise _error(f"'{name}' has role {role!r}, expected one of {', '.join(get_args(Role))}")
-    layouts = _list(fields.get("axes"), f"'{name}'")
-    if not isinstance(out, int) or isinstance(out, bool) or not 0 <= out < max(1, len(layouts)):
-        raise _error(f"'{name}' has out axis {out!r}, expected 0 to {max(0, len(layouts) - 1)}")
+def _tensor_from_json(name: str, given: Sequence[_Layout] | JsonTensor) -> TensorPlan:
+    tensor = given if isinstance(given, JsonTensor) else JsonTensor(list(given))
+    last = max(0, len(tensor.axes) - 1)
+    if tensor.out > last:
+        raise _error(f"'{name}' has out axis {tensor.out}, expected 0 to {last}")
     axes = tuple(
-        _layout_from_json(layout, name, _default_reason(axis, out))
-        for axis, layout in enumerate(layouts)
+        _layout_from_json(layout, name, _default_reason(axis, tensor.out), DEEPEST)
+        for axis, layout in enumerate(tensor.axes)
     )
-    return TensorPlan(axes, out, cast(Role, role))
+    if any(_count_terms(layout) > MOST_TERMS for layout in axes):
+        raise _error(f"'{name}' has an axis that is a sum of more than {MOST_TERMS:,} products")
+    return TensorPlan(axes, tensor.out, tensor.role)
 
 
 def _default_reason(axis: int, out: int) -> str:
@@ -126,22 +192,22 @@ def _layout_to_json(layout: Layout, default_reason: str) -> object:
             return {"cat": [_layout_to_json(part, "") for part in parts]}
 
 
-def _layout_from_json(value: object, name: str, default_reason: str) -> Layout:
-    match value:
+def _layout_from_json(given: _Layout, name: str, default_reason: str, deepest: int) -> Layout:
+    if not deepest:
+        raise _error(f"'{name}' has a layout that is nested more than {DEEPEST} levels deep")
+    match given:
         case str():
-            return Units(value)
-        case int() if not isinstance(value, bool) and value >= 0:
-            return Pinned(value, default_reason)
-        case {"pinned": int(size), **rest} if not isinstance(size, bool) and set(rest) <= {"why"}:
-            return Pinned(size, str(rest.get("why", default_reason)))
-        case {"prod": list(factors), **rest} if factors and not rest:
-            return _checked_product(tuple(_layout_from_json(f, name, "") for f in factors), name)
-        case {"cat": list(parts), **rest} if parts and not rest:
-            return Concat(tuple(_layout_from_json(part, name, "") for part in parts))
-    raise _error(
-        f"'{name}' has the layout {value!r}, expected a group's name, a size, "
-        '{"prod": […]}, {"cat": […]} or {"pinned": size, "why": …}'
-    )
+            return Units(given)
+        case int():
+            return Pinned(given, default_reason)
+        case JsonLayout(pinned=int(size), why=why):
+            return Pinned(size, default_reason if why is UNSET else why)
+        case JsonLayout(prod=list(factors)):
+            inner = (_layout_from_json(factor, name, "", deepest - 1) for factor in factors)
+            return _checked_product(tuple(inner), name)
+        case JsonLayout(cat=list(parts)):
+            return Concat(tuple(_layout_from_json(part, name, "", deepest - 1) for part in parts))
+    raise AssertionError("a layout is one of its kinds")
 
 
 def _checked_product(factors: tuple[Layout, ...], name: str) -> Layout:
@@ -149,22 +215,28 @@ def _checked_product(factors: tuple[Layout, ...], name: str) -> Layout:
     for group, count in counts.items():
         if count > 1:
             raise _error(f"'{name}' has a product with group '{group}' in more than one factor")
+    if any(map(_is_empty, factors)):  # the others might be of any size, and no shape would show it
+        raise _error(f"'{name}' has a product with a factor of size 0")
     return Product(factors)
 
 
-def _norm_from_json(value: object, tensors: Mapping[str, TensorPlan]) -> Norm:
-    fields = _object(value, "a norm")
-    names = ("producer", "bias", "scale", "shift", "mean", "variance")
-    _check_keys(fields, {*names, "eps"}, "a norm")
-    for key in names:
-        optional = key in ("bias", "scale", "shift")
-        if fields.get(key) not in tensors and not (optional and fields.get(key) is None):
-            raise _error(f"a norm's '{key}' is {fields.get(key)!r}, which is no tensor of the plan")
-    eps = fields.get("eps", 1e-5)
-    if not isinstance(eps, int | float) or isinstance(eps, bool) or eps < 0:
-        raise _error(f"a norm's 'eps' is {eps!r}, expected a number")
-    tensor_names: dict[str, Any] = {key: fields.get(key) for key in names}
-    return Norm(**tensor_names, eps=float(eps))
+def _is_empty(layout: Layout) -> bool:
+    match layout:
+        case Pinned(size):
+            return size == 0
+        case Concat(parts):
+            return all(map(_is_empty, parts))
+    return False
+
+
+def _count_terms(layout: Layout) -> int:
+    """Return how many plain products an axis is a sum of."""
+    match layout:
+        case Product(factors):
+            return math.prod(map(_count_terms, factors))
+        case Concat(parts):
+            return sum(map(_count_terms, parts))
+    return 1
 
 
 def _complete_groups(named: list[Group], tensors: Mapping[str, TensorPlan]) -> tuple[Group, ...]:
@@ -179,40 +251,43 @@ def _complete_groups(named: list[Group], tensors: Mapping[str, TensorPlan]) -> t
     return tuple(known.values())
 
 
-def _check_references(plan: Plan) -> None:
+def _check_groups(plan: Plan) -> None:
     used = {g for t in plan.tensors.values() for axis in t.axes for g in groups_in(axis)}
     for group in plan.groups:
         if group.name not in used:
             raise _error(f"group '{group.name}' stands on no tensor's axis")
+    tied: set[str] = set()
     for tie in plan.same_width:
-        unknown = set(tie) - used
-        if unknown:
+        if unknown := set(tie) - used:
             raise _error(f"'same_width' names the unknown group '{min(unknown)}'")
+        if not tie or len(tied | set(tie)) < len(tied) + len(tie):
+            raise _error("'same_width' has an empty list, or a group twice")
+        tied |= set(tie)
 
 
-def _object(value: object, what: str) -> dict[str, Any]:
-    if not isinstance(value, dict):
-        raise _error(f"{what} must be a JSON object, not {type(value).__name__}")
-    return cast(dict[str, Any], value)
+def _check_norm(norm: Norm, tensors: Mapping[str, TensorPlan]) -> None:
+    """Refuse a norm of tensors that are not one number per unit of its producer."""
+    for kind, name in vars(norm).items():
+        if kind != "eps" and name is not None and name not in tensors:
+            raise _error(f"a norm's '{kind}' is '{name}', which is no tensor of the plan")
+    producer = tensors[norm.producer]
+    if not producer.axes:
+        raise _error(f"a norm's producer '{norm.producer}' has no axes")
+    units = _without_reasons(producer.axes[producer.out])
+    for name in (norm.bias, norm.scale, norm.shift, norm.mean, norm.variance):
+        if name is not None and tuple(map(_without_reasons, tensors[name].axes)) != (units,):
+            raise _error(f"a norm's '{name}' has not one number per unit of '{norm.producer}'")
 
 
-def _list(value: object, what: str) -> list[Any]:
-    if not isinstance(value, list):
-        raise _error(f"{what} must be a JSON list, not {type(value).__name__}")
-    return value
-
-
-def _strings(value: object, what: str) -> list[str]:
-    items = _list(value, what)
-    if not all(isinstance(item, str) for item in items):
-        raise _error(f"{what} must hold names only")
-    return items
-
-
-def _check_keys(fields: Mapping[str, Any], known: set[str], what: str) -> None:
-    for key in fields:
-        if key not in known:
-            raise _error(f"{what} has the unknown entry '{key}'")
+def _without_reasons(layout: Layout) -> Layout:
+    match layout:
+        case Pinned(size):
+            return Pinned(size)
+        case Product(factors):
+            return Product(tuple(map(_without_reasons, factors)))
+        case Concat(parts):
+            return Concat(tuple(map(_without_reasons, parts)))
+    return layout
 
 
 def _error(problem: str) -> ArchitectureError:

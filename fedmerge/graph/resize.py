@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import torch
 from torch import nn
 
 from fedmerge.errors import ArchitectureError
+from fedmerge.user_code import user_code
 
 Shapes: TypeAlias = Mapping[str, tuple[int, ...]]
 
@@ -19,18 +20,25 @@ def resize_module(module: nn.Module, shapes: Shapes) -> None:
     New tensors are uninitialised. Integer attributes of the user's own modules that equal an old
     width (`self.hidden_size`) follow it where that is unambiguous.
     """
-    old_shapes = {name: tuple(tensor.shape) for name, tensor in _all_tensors(module)}
-    old_states = _state_sizes(module)
+    what = "the model can't be brought to other widths"
+    with user_code(what, of=module):
+        parts = list(module.named_modules())
+        layers = [layer for _, layer in parts]
+        old_shapes = {name: tuple(tensor.shape) for name, tensor in _all_tensors(module)}
+        old_states = _state_sizes(layers)
     replaced: dict[int, tuple[nn.Parameter, nn.Parameter]] = {}
     for name, shape in shapes.items():
+        _check_dimensions(name, old_shapes.get(name), shape)
         if old_shapes[name] != shape:
-            _check_dimensions(name, old_shapes[name], shape)
-            _replace_tensor(module, name, shape, replaced)
-    for layer in module.modules():
-        if (resize := _resizer(layer)) is not None:
-            resize(layer)
-    moved_states = _unambiguous(zip(old_states, _state_sizes(module), strict=True))
-    _follow_widths(module, (old_shapes, shapes), moved_states)
+            with user_code(what, of=module):
+                _replace_tensor(module, name, shape, replaced)
+    with user_code(what, of=module):
+        for layer in layers:
+            if (resize := _resizer(layer)) is not None:
+                resize(layer)
+        new_states = _state_sizes(layers)
+    moved_states = _unambiguous(zip(old_states, new_states, strict=True))
+    _follow_widths(parts, (old_shapes, shapes), moved_states)
 
 
 def _all_tensors(module: nn.Module) -> list[tuple[str, torch.Tensor]]:
@@ -62,7 +70,11 @@ def _replace_tensor(
     setattr(owner, leaf, replaced[id(old)][1])
 
 
-def _check_dimensions(name: str, old: tuple[int, ...], new: tuple[int, ...]) -> None:
+def _check_dimensions(name: str, old: tuple[int, ...] | None, new: tuple[int, ...]) -> None:
+    if old is None:
+        raise ArchitectureError(
+            f"the model's state dict has '{name}', which is no parameter or buffer of it"
+        )
     if len(old) != len(new):
         raise ArchitectureError(
             f"'{name}' has {len(new)} axes in the file and {len(old)} in the model",
@@ -184,17 +196,19 @@ def _unambiguous(pairs: Iterable[tuple[int, int]]) -> dict[int, int]:
     return {old: new for old, (new, *others) in moves.items() if not others and new != old}
 
 
-def _state_sizes(module: nn.Module) -> list[int]:
+def _state_sizes(layers: Sequence[nn.Module]) -> list[int]:
     """Return the hidden sizes of the recurrent layers."""
     recurrent = (nn.RNNBase, nn.RNNCellBase)
-    return [layer.hidden_size for layer in module.modules() if isinstance(layer, recurrent)]
+    return [layer.hidden_size for layer in layers if isinstance(layer, recurrent)]
 
 
 def _follow_widths(
-    module: nn.Module, resized: tuple[Shapes, Shapes], moved_states: Mapping[int, int]
+    parts: Sequence[tuple[str, nn.Module]],
+    resized: tuple[Shapes, Shapes],
+    moved_states: Mapping[int, int],
 ) -> None:
     """Set the users' integers; one that is called hidden follows the recurrent layers."""
-    for path, layer in module.named_modules():
+    for path, layer in parts:
         integers = {name: value for name, value in vars(layer).items() if type(value) is int}
         if type(layer).__module__.startswith("torch.") or not integers:
             continue
@@ -202,4 +216,5 @@ def _follow_widths(
         for name, value in integers.items():
             moves = {**moved, **moved_states} if "hid" in name.lower() else moved
             if value in moves:
-                setattr(layer, name, moves[value])
+                with user_code(f"'{name}' of {type(layer).__name__} can't follow its width"):
+                    setattr(layer, name, moves[value])

@@ -1,5 +1,6 @@
 """Widths of a plan's groups from the shapes of one client's tensors."""
 
+from collections import ChainMap, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import reduce
@@ -57,16 +58,7 @@ def _solve_groups(
         for name, tensor in plan.tensors.items()
         for axis, layout in enumerate(tensor.axes)
     ]
-    widths = dict(given)
-    solved_before = -1
-    while solved_before < len(widths):
-        solved_before = len(widths)
-        for _, _, layout, size in axes:
-            unknown = [group for group in groups_in(layout) if group not in widths]
-            if len(set(unknown)) == 1:
-                width = _solve(layout, size, widths)
-                if width is not None:
-                    widths[unknown[0]] = width
+    widths = _solved_widths(axes, given)
     _check_solved(plan, widths, axes, source)
     for name, axis, layout, size in axes:
         if axis_size(layout, widths) != size:
@@ -75,6 +67,29 @@ def _solve_groups(
                 f"expected {describe(layout, widths)}",
                 _SAME_NET,
             )
+    return widths
+
+
+def _solved_widths(axes: Sequence[_Axis], given: Mapping[str, int]) -> dict[str, int]:
+    """Return the widths that follow from axes with one unknown group, and from one another."""
+    widths = dict(given)
+    unknown = [set(groups_in(layout)) - given.keys() for _, _, layout, _ in axes]
+    carriers: dict[str, list[int]] = {}
+    for number, groups in enumerate(unknown):
+        for group in groups:
+            carriers.setdefault(group, []).append(number)
+    waiting = deque(range(len(axes)))
+    while waiting:
+        number = waiting.popleft()
+        _, _, layout, size = axes[number]
+        width = _solve(layout, size, widths) if len(unknown[number]) == 1 else None
+        if width is None:
+            continue
+        [solved] = unknown[number]
+        widths[solved] = width
+        for other in carriers[solved]:
+            unknown[other].discard(solved)
+            waiting.append(other)
     return widths
 
 
@@ -96,14 +111,14 @@ def _words(layout: Layout, widths: Mapping[str, int]) -> str:
             return " + ".join(_words(part, widths) for part in parts)
 
 
-def _solve(layout: Layout, size: int, widths: Mapping[str, int]) -> int | None:
+def _solve(layout: Layout, size: int, widths: dict[str, int]) -> int | None:
     """Return the one unknown group's width that gives the axis its size, if there is one.
 
     The size is linear in the width, so two evaluations fix it.
     """
     unknown = next(group for group in groups_in(layout) if group not in widths)
-    at_zero = axis_size(layout, {**widths, unknown: 0})
-    slope = axis_size(layout, {**widths, unknown: 1}) - at_zero
+    at_zero = axis_size(layout, ChainMap({unknown: 0}, widths))
+    slope = axis_size(layout, ChainMap({unknown: 1}, widths)) - at_zero
     if slope <= 0 or (size - at_zero) % slope or size <= at_zero:
         return None
     return (size - at_zero) // slope
@@ -127,7 +142,7 @@ def _check_solved(
     plan: Plan, widths: Mapping[str, int], axes: Sequence[_Axis], source: str
 ) -> None:
     """Refuse a plan with groups left unsolved: no width of theirs fits, or several would."""
-    unsolved = [group.name for group in plan.groups if group.name not in widths]
+    unsolved = {group.name: None for group in plan.groups if group.name not in widths}
     for name, axis, layout, size in axes:
         if len({group for group in groups_in(layout) if group in unsolved}) == 1:
             raise ArchitectureError(
@@ -137,7 +152,7 @@ def _check_solved(
             )
     if unsolved:
         raise ArchitectureError(
-            f"the plan does not fix the width of group '{unsolved[0]}'",
+            f"the plan does not fix the width of group '{next(iter(unsolved))}'",
             "give the group a tensor axis of its own, or its 'width' in the plan's 'groups'",
         )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,6 +11,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
+
+from fedmerge.user_code import own_code
 
 _ATEN = torch.ops.aten
 _STATISTICS = {  # function → places of the running mean and variance; the input comes first
@@ -74,12 +76,19 @@ class _Watch(TorchFunctionMode):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         given = kwargs or {}
+        result = func(*args, **given)
         if func in _STATISTICS:
-            values = args[0] if args else given["input"]
-            mean, variance = (
-                args[place] if place < len(args) else given.get(name)
-                for place, name in zip(_STATISTICS[func], _NAMES, strict=True)
-            )
-            if mean is not None and variance is not None:
-                self.found.append(NormInput(values, mean, variance))
-        return func(*args, **given)
+            with own_code():
+                self._note(func, args, given)
+        return result
+
+    def _note(
+        self, func: Callable[..., Any], args: Sequence[Any], given: Mapping[str, Any]
+    ) -> None:
+        values = args[0] if args else given["input"]
+        mean, variance = (
+            args[place] if place < len(args) else given.get(name)
+            for place, name in zip(_STATISTICS[func], _NAMES, strict=True)
+        )
+        if mean is not None and variance is not None:
+            self.found.append(NormInput(values, mean, variance))

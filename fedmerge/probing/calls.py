@@ -14,10 +14,12 @@ import torch.utils._pytree as pytree
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from fedmerge.errors import UserCodeError
 from fedmerge.graph.model.dispatch import EagerMode, eagerly, uncompiled
 from fedmerge.graph.model.walk import float_tensors
 from fedmerge.probing.cells import GATES, CellCall, StackRun, run_stack
 from fedmerge.probing.patches import Window, patches
+from fedmerge.user_code import StopRun, own_code, run_model
 
 
 @dataclass(frozen=True)
@@ -64,26 +66,30 @@ Hear: TypeAlias = Callable[[Call], None]
 Place: TypeAlias = tuple[int, int]  # storage and offset
 
 
-class StopRun(Exception):  # noqa: N818, it is no error
-    """Raised by who hears a call: the rest of the run is of no interest."""
+@dataclass(frozen=True)
+class Heard:
+    """What a run gave (None if it was ended), and how often each weight was used, told or not."""
+
+    outputs: Any
+    uses: Counter[str]
 
 
-@contextmanager
-def hearing(model: nn.Module, hear: Hear) -> Iterator[Counter[str]]:
-    """Let `hear` know of uses of the model's weights while the model runs, and count all of them.
+def run_heard(model: nn.Module, inputs: Sequence[Any], hear: Hear) -> Heard:
+    """Run a model, and let `hear` know of uses of its weights.
 
     Weights are known by their first names in the state dict. Uses of a part of a weight, of a
     weight in another shape, with a bias that is no parameter, or of a transposed or grouped
-    convolution's, are not told, but counted.
+    convolution's, are not told, but counted. Who raises `StopRun` has heard enough.
     """
     owners = {_place(tensor): (name, tensor) for name, tensor in float_tensors(model)[0].items()}
-    ops = _Ops(owners, hear)
-    with eagerly(), torch.no_grad(), ops, _Functions(ops):
-        try:
-            yield ops.uses
-        except Exception:  # TorchScript, or the user's code, may have made another one of it
-            if not ops.is_stopped:
-                raise
+    ops, outputs = _Ops(owners, hear), None
+    try:
+        with eagerly(), torch.no_grad(), ops, _Functions(ops):
+            outputs = run_model(model, inputs)
+    except UserCodeError:
+        if not ops.is_stopped:  # what the model's code makes of being ended
+            raise
+    return Heard(outputs, ops.uses)
 
 
 def names_of(call: Call) -> tuple[str, ...]:
@@ -104,9 +110,9 @@ class _Ops(EagerMode):  # type: ignore[no-untyped-call]
         self.is_paused = self.is_stopped = False
         self.uses: Counter[str] = Counter()  # of any part of a parameter, told or not
 
-    def run_op(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        """Run an op, and tell of it if it uses a whole weight."""
-        result = func(*args, **kwargs)
+    def look_after(self, func: Any, before: Any, result: Any) -> Any:
+        """Tell of an op if it uses a whole weight."""
+        args, kwargs = before
         if not self.is_paused and not func.is_view:
             self.count(args, kwargs)
         make = None if self.is_paused or kwargs else _MAKERS.get(func._schema.name)  # α·x·W + β·b
@@ -123,7 +129,7 @@ class _Ops(EagerMode):  # type: ignore[no-untyped-call]
         if self.is_stopped:
             return
         try:
-            with self.paused():
+            with self.paused(), own_code():
                 self.hear(call)
         except StopRun:
             self.is_stopped = True
@@ -185,12 +191,23 @@ class _Functions(TorchFunctionMode):
         if self.ops.is_paused or name not in (*GATES, "linear"):
             return func(*args, **(kwargs or {}))
         with self.ops.paused():
-            stack = run_stack(name, args, self.ops.name)
+            stack = self._stack(name, func, args, kwargs or {})
             result: Any = func(*args, **(kwargs or {})) if stack is None else stack.result
-        self.ops.count(args, kwargs)
-        for call in self._linear(args, kwargs, result) if name == "linear" else _calls_of(stack):
-            self.ops.tell(call)
+        with own_code():
+            self.ops.count(args, kwargs)
+            linear = name == "linear"
+            for call in self._linear(args, kwargs, result) if linear else _calls_of(stack):
+                self.ops.tell(call)
         return result
+
+    def _stack(self, name: str, func: Any, args: Sequence[Any], kwargs: Any) -> StackRun | None:
+        """Run a recurrent stack; what fails is ours unless the function itself fails, too."""
+        try:
+            return run_stack(name, args, self.ops.name)
+        except Exception:
+            func(*args, **kwargs)
+            with own_code():
+                raise
 
     def _linear(self, args: Sequence[Any], kwargs: Any, result: Tensor) -> list[LayerCall]:
         """Return the call of `functional.linear`, whose parts may add the bias later."""

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TypeAlias
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from fedmerge.checkpoint import Rows
 from fedmerge.errors import TrainingError
 from fedmerge.probing.values import Probes
-from fedmerge.training.containers import open_columns
+from fedmerge.training.containers import Columns, open_columns
 from fedmerge.training.preparation import Preparation
-from fedmerge.types.arrays import Array, IntArray
-
-Columns: TypeAlias = Mapping[str, Callable[[], Array]]
+from fedmerge.types.arrays import IntArray
 
 _NAMES = ("x", "x_train", "x_test")  # of the samples, the first found wins
 _HINT = "probe data holds inputs `x`, in .npz, .pt or .safetensors; labels are not needed"
@@ -69,21 +67,21 @@ def _names(path: Path, columns: Columns, arguments: Sequence[str]) -> Sequence[s
     raise TrainingError(f"{path}: expected {' and '.join(wanted)}, found {found}")
 
 
-def _check(array: Array, name: str, preparation: Preparation, path: Path) -> None:
+def _check(array: Rows, name: str, preparation: Preparation, path: Path) -> None:
     if not array.ndim or not len(array):
         raise TrainingError(f"{path}: '{name}' is {array.shape}, expected at least one sample")
     preparation.check(array, str(path))
 
 
 def _rows(samples: int, count: int | None, seed: int) -> IntArray:
-    """Return which samples are taken, in the file's order: mapped files are read forwards."""
+    """Return which samples are taken, in the file's order: files are read forwards."""
     if count is None or count >= samples:
         return np.arange(samples)
     return np.sort(np.random.default_rng(seed).choice(samples, count, replace=False))
 
 
-def _tensor(array: Array, rows: IntArray, preparation: Preparation) -> Tensor:
-    return torch.tensor(preparation(array[rows]))  # only these rows of a mapped file are read
+def _tensor(array: Rows, rows: IntArray, preparation: Preparation) -> Tensor:
+    return torch.tensor(preparation(array[rows]))
 
 
 def _cast(

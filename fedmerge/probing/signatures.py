@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedmerge.probing.calls import Call, LayerCall, hearing
+from fedmerge.probing.calls import Call, LayerCall, run_heard
 from fedmerge.probing.values import Probes
 from fedmerge.types.arrays import FloatArray
 from fedmerge.types.layouts import Layout, Pinned, Units, Widths, groups_in, terms
@@ -58,8 +58,7 @@ def unit_responses(
                     columns = _columns(reading.values[rows], reading.layout, group, widths)
                     found.setdefault(group, []).append(columns.float().cpu())
 
-        with hearing(model, hear):
-            model(*batch)
+        run_heard(model, batch, hear)
     return {group: torch.cat(parts, dim=1).numpy() for group, parts in found.items()}
 
 

@@ -17,12 +17,14 @@ from fedmerge.probing.values import Probes
 from fedmerge.training.evaluate import evaluating
 from fedmerge.training.tasks import logits_of
 from fedmerge.types.progress import Progress, silent
+from fedmerge.user_code import placed, run_model, user_code
 
 Build: TypeAlias = Callable[[], nn.Module]
 
 SYNTHETIC = "synthetic"  # the source of such inputs
 FEW = 2  # samples on which it is seen what a model returns
 
+_NO_GRADIENT = "the model has no gradients"
 _HINT = "use noise (--probe noise) or real inputs without labels (--probe-data FILE)"
 
 
@@ -58,7 +60,7 @@ def synthetic_probes(
     `build_client` keeps it; integer inputs stay as they are.
     """
     ascent = ascent or Ascent()
-    classes = _count_classes(build_client[0]().to(device), start, device)
+    classes = _count_classes(placed(build_client[0](), device), start, device)
     targets = draw_targets(len(start), classes, ascent.least_confidence, seed=seed)
     generator = torch.Generator().manual_seed(seed)
     rounds = -(-steps // ascent.stint)
@@ -73,7 +75,7 @@ def synthetic_probes(
     for turn in range(rounds):
         own_steps = min(ascent.stint, steps - turn * ascent.stint)
         for client in sorted({chunk.turns[turn] for chunk in chunks}):
-            model = build_client[client]().to(device)
+            model = placed(build_client[client](), device)
             with evaluating(model):
                 for chunk in chunks:
                     if chunk.turns[turn] == client:
@@ -126,7 +128,9 @@ class _Chunk:
         # cuDNN's recurrent layers have no gradients in evaluation mode.
         with torch.enable_grad(), torch.backends.cudnn.flags(enabled=False):
             for _ in range(steps):
-                gradients = torch.autograd.grad(self._loss(model), self._free)
+                loss = self._loss(model)
+                with user_code(_NO_GRADIENT):
+                    gradients = torch.autograd.grad(loss, self._free)
                 for x, gradient in zip(self._free, gradients, strict=True):
                     x.grad = torch.nan_to_num(gradient)  # of a client that has diverged
                 self._adam.step()
@@ -134,7 +138,8 @@ class _Chunk:
     def _loss(self, model: nn.Module) -> Tensor:
         shifted = [_shifted(x, self._ascent.jitter, self._generator) for x in self._free]
         with watched_norms() as norms:
-            logits = class_logits(model(*self._assembled(shifted)), len(self._targets))
+            outputs = run_model(model, self._assembled(shifted))
+        logits = class_logits(outputs, len(self._targets))
         misfit = functional.cross_entropy(_unnormalised(logits), self._targets)
         penalties = [
             self._ascent.smoothness * _total_variation(x) + self._ascent.size * x.square().mean()
@@ -181,10 +186,11 @@ def _count_classes(model: nn.Module, start: Probes, device: str) -> int:
         raise ArchitectureError("the model takes whole numbers only, which have no gradient", _HINT)
     floats = [x.requires_grad_() for x in few if x.is_floating_point()]
     with torch.enable_grad(), evaluating(model), torch.backends.cudnn.flags(enabled=False):
-        logits = class_logits(model(*few), len(few[0]))
+        logits = class_logits(run_model(model, few), len(few[0]))
         slopes: Sequence[Tensor | None] = ()
         if logits.requires_grad:
-            slopes = torch.autograd.grad(logits.sum(), floats, allow_unused=True)
+            with user_code(_NO_GRADIENT):
+                slopes = torch.autograd.grad(logits.sum(), floats, allow_unused=True)
     if all(slope is None for slope in slopes):
         raise ArchitectureError("the model's outputs have no gradient at its inputs", _HINT)
     return logits.shape[1]

@@ -14,6 +14,7 @@ from fedmerge.probing.values import Probes
 from fedmerge.training.evaluate import call_model, evaluating
 from fedmerge.training.tasks import logits_of
 from fedmerge.types.progress import Progress, silent
+from fedmerge.user_code import placed
 
 HELD_LOGITS = 1 << 26  # numbers (256 MB in float32) that a model may return at once
 
@@ -69,7 +70,7 @@ def generated_probes(
     at_once = max(1, HELD_LOGITS // (length * tokens))
     written = []
     for client, rows in enumerate(torch.arange(count).tensor_split(len(build_client))):
-        model = build_client[client]().to(device)
+        model = placed(build_client[client](), device)
         with torch.no_grad(), evaluating(model):
             for start in range(0, len(rows), at_once):
                 texts = min(at_once, len(rows) - start)

@@ -22,6 +22,7 @@ from fedmerge.training.evaluate import (
 )
 from fedmerge.training.shards import Shard
 from fedmerge.training.tasks import Classification, LearningTask, logits_of
+from fedmerge.user_code import placed
 
 Build: TypeAlias = Callable[[], nn.Module]
 
@@ -84,7 +85,7 @@ class _Block:
     def add(self, model: nn.Module, share: float, means: Means) -> None:
         """Run a model over the samples, count its outputs alone and add its share of them."""
         is_first = not self.sums
-        with evaluating(model.to(self.device)):
+        with evaluating(placed(model, self.device)):
             for place, rows in enumerate(batches(self.start, self.stop, self.batch_size)):
                 x, y = self.shard.batch(rows, self.device)
                 outputs = call_model(model, x)

@@ -12,10 +12,13 @@ import numpy as np
 import torch
 from torch import nn
 
-from fedmerge.errors import FedmergeError, TrainingError
+from fedmerge.errors import TrainingCodeError, TrainingError
 from fedmerge.training.shards import Shard
 from fedmerge.training.tasks import LearningTask, count_predictions
 from fedmerge.types.arrays import IntArray
+from fedmerge.user_code import parts_of, placed, user_code
+
+_HINT = "samples reach the model as they are stored; images with channels last need --channels-last"
 
 EVALUATION_BATCH = 256  # samples; changes the time and the memory, not the result
 
@@ -39,7 +42,7 @@ class Means:
 
     def add(self, outputs: Any, targets: torch.Tensor) -> None:
         """Count a batch: what the model made of it, and what it should be."""
-        with calling_task():
+        with calling_task(self._task):
             loss = float(self._task.loss(outputs, targets))
             means = {"loss": loss, **self._task.metrics(outputs, targets)}
             count = count_predictions(self._task, targets)
@@ -66,7 +69,7 @@ def evaluate(
 ) -> Evaluation:
     """Return the mean loss and metrics of a model over a shard, in evaluation mode."""
     means = Means(task)
-    with torch.no_grad(), evaluating(model.to(device)), naming(shard):
+    with torch.no_grad(), evaluating(placed(model, device)), naming(shard):
         for rows in batches(0, len(shard), batch_size):
             x, y = shard.batch(rows, device)
             means.add(call_model(model, x), y)
@@ -80,14 +83,15 @@ def try_model(
 
     Those with the smallest and the largest target are among them. The model is left in the mode.
     """
-    model.to(device).train(training)
+    with user_code("the model can't be put into the mode", of=model, error=TrainingCodeError):
+        placed(model, device).train(training)
     with torch.no_grad(), naming(shard):
         x, y = shard.batch(shard.extreme_rows(), device)
         outputs = call_model(model, x)
         if not training:
             Means(task).add(outputs, y)
             return
-        with calling_task():
+        with calling_task(task):
             task.loss(outputs, y)
 
 
@@ -99,29 +103,15 @@ def batches(start: int, stop: int, size: int) -> Iterator[IntArray]:
 
 def call_model(model: nn.Module, x: torch.Tensor) -> Any:
     """Return what the model makes of a batch, or say that it cannot take it."""
-    try:
+    kind = str(x.dtype).removeprefix("torch.")
+    what = f"the model fails on samples of shape {tuple(x.shape)} and type {kind}"
+    with user_code(what, of=model, error=TrainingCodeError, hint=_HINT):
         return model(x)
-    except FedmergeError:
-        raise
-    except Exception as error:
-        kind = str(x.dtype).removeprefix("torch.")
-        raise TrainingError(
-            f"the model fails on samples of shape {tuple(x.shape)} and type {kind}: "
-            f"{type(error).__name__}: {error}",
-            "samples reach the model as they are stored; images with channels last need "
-            "--channels-last",
-        ) from error
 
 
-@contextmanager
-def calling_task() -> Iterator[None]:
-    """Say that it is the task that fails, be it the user's own."""
-    try:
-        yield
-    except FedmergeError:
-        raise
-    except Exception as error:
-        raise TrainingError(f"the task fails: {type(error).__name__}: {error}") from error
+def calling_task(task: LearningTask) -> user_code:
+    """Return a block in which it is the task that fails, be it the user's own."""
+    return user_code("the task fails", of=task, error=TrainingCodeError)
 
 
 @contextmanager
@@ -130,15 +120,15 @@ def naming(shard: Shard) -> Iterator[None]:
     try:
         yield
     except TrainingError as error:
-        problem = f"{shard.origin or shard.name}: {error.problem}"
-        raise TrainingError(problem, error.hint) from error
+        raise error.within(shard.origin or shard.name) from error
 
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
     """Put all modules into evaluation mode for a while."""
-    before = {module: module.training for module in model.modules()}
-    model.eval()
+    before = {module: module.training for _, module in parts_of(model)}
+    with user_code("the model can't be put into evaluation mode", of=model):
+        model.eval()
     try:
         yield
     finally:

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from fedmerge.errors import TrainingError
+from fedmerge.errors import TrainingCodeError, TrainingError
 from fedmerge.training.devices import Precision, choose_precision
-from fedmerge.training.evaluate import call_model, naming
+from fedmerge.training.evaluate import call_model, calling_task, naming
 from fedmerge.training.reproducible import limited_threads, seeded
 from fedmerge.training.settings import Optimizer, TrainSettings
 from fedmerge.training.shards import Shard
@@ -22,6 +22,7 @@ from fedmerge.training.tasks import LearningTask
 from fedmerge.types.arrays import IntArray
 from fedmerge.types.progress import Progress, silent
 from fedmerge.types.work import Arrays, Place
+from fedmerge.user_code import parameters_of, parts_of, placed, user_code
 
 _DIVERGED_HINT = "lower --learning-rate, or limit the gradient with --clip-norm"
 
@@ -53,7 +54,7 @@ def train_model(
     epochs and decay are the settings' own: `TrainSettings.at` gives those of a stage.
     """
     began = time.monotonic()
-    model.to(place.device)
+    placed(model, place.device)
     with limited_threads(place.threads), seeded(settings.seed, place.device), naming(shard):
         with _freezing(model, frozen) as trainable:
             training = _Training(model, shard, task, settings, trainable, place.device)
@@ -107,16 +108,18 @@ class _Training:
         x, y = self._shard.batch(rows, self._device)
         self._optimizer.zero_grad(set_to_none=True)
         with self._precision():
-            loss = self._task.loss(call_model(self._model, x), y)
-        if loss.ndim or not loss.requires_grad:
-            found = "no scalar" if loss.ndim else "independent of all that is trained"
-            raise TrainingError(f"the task's loss is {found}: {tuple(loss.shape)}")
-        torch.autograd.backward(self._scaler.scale(loss + self._proximal_term()))
-        if self._settings.clip_norm is not None:
-            self._scaler.unscale_(self._optimizer)
-            nn.utils.clip_grad_norm_(self._trainable, self._settings.clip_norm)
-        self._scaler.step(self._optimizer)
-        self._scaler.update()
+            outputs = call_model(self._model, x)
+            with calling_task(self._task):
+                loss = self._task.loss(outputs, y)
+        _check_loss(loss)
+        scaled = self._scaler.scale(loss + self._proximal_term())
+        with user_code("the model can't be trained", of=self._model, error=TrainingCodeError):
+            torch.autograd.backward(scaled)
+            if self._settings.clip_norm is not None:
+                self._scaler.unscale_(self._optimizer)
+                nn.utils.clip_grad_norm_(self._trainable, self._settings.clip_norm)
+            self._scaler.step(self._optimizer)
+            self._scaler.update()
         return loss.detach()
 
     def _proximal_term(self) -> torch.Tensor | float:
@@ -148,12 +151,13 @@ def _freezing(model: nn.Module, frozen: Collection[str]) -> Iterator[list[nn.Par
     """Put the module into training mode but for its frozen parts, and yield what is trained."""
     if unknown := set(frozen) - set(named_tensors(model)):
         raise TrainingError(f"the model has no '{min(unknown)}' to freeze")
-    parameters = dict(model.named_parameters(remove_duplicate=False))
+    parameters = parameters_of(model)
     wanted = {parameter: parameter.requires_grad for parameter in parameters.values()}
-    modes = {module: module.training for module in model.modules()}
-    model.train()
-    for module in _keepers_of_frozen(model, frozen):
-        module.eval()
+    modes = {module: module.training for _, module in parts_of(model)}
+    with user_code("the model can't be put into training mode", of=model, error=TrainingCodeError):
+        model.train()
+        for module in _keepers_of_frozen(model, frozen):
+            module.eval()
     for name in set(frozen) & set(parameters):
         parameters[name].requires_grad_(False)
     trainable = [parameter for parameter in wanted if parameter.requires_grad]
@@ -187,6 +191,15 @@ def _batches(samples: int, size: int, shuffler: torch.Generator) -> list[IntArra
     starts = [start for start in range(0, samples, size) if samples - start > 1 or not start]
     ends = [*starts[1:], samples]
     return [order[start:end] for start, end in zip(starts, ends, strict=True)]
+
+
+def _check_loss(loss: object) -> None:
+    """Refuse a loss of the user's own task that nothing can be learnt from."""
+    if not isinstance(loss, torch.Tensor):
+        raise TrainingError(f"the task's loss is a {type(loss).__name__}, expected a scalar tensor")
+    if loss.ndim or not loss.requires_grad:
+        found = "no scalar" if loss.ndim else "independent of all that is trained"
+        raise TrainingError(f"the task's loss is {found}: {tuple(loss.shape)}")
 
 
 def _check_weights(tensors: Mapping[str, torch.Tensor]) -> None:

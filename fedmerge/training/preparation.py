@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from fedmerge.checkpoint import Rows
 from fedmerge.errors import TrainingError, UsageError
 from fedmerge.types.arrays import Array
 
@@ -45,7 +46,7 @@ class Preparation:
             return (x.astype(np.float32) / BRIGHTEST - mean) / std
         return x.astype(_TARGET[x.dtype.kind], copy=False)
 
-    def check(self, x: Array, origin: str) -> None:
+    def check(self, x: Rows, origin: str) -> None:
         """Raise `TrainingError` if samples (n, …) are nothing that this can prepare."""
         if x.dtype.kind not in _TARGET:
             raise TrainingError(f"{origin}: x holds {x.dtype}, expected floats, integers or pixels")

@@ -11,12 +11,14 @@ from typing import TypeAlias
 import numpy as np
 import torch
 
-from fedmerge.errors import FedmergeError, TrainingError, UsageError
+from fedmerge.checkpoint import Rows, in_memory
+from fedmerge.errors import TrainingCodeError, TrainingError, UsageError
 from fedmerge.references import find_object, is_reference
 from fedmerge.training.containers import as_array, open_columns
 from fedmerge.training.preparation import Preparation
 from fedmerge.types.arrays import Array, IntArray
 from fedmerge.types.words import listed
+from fedmerge.user_code import user_code
 
 Keys: TypeAlias = Sequence[tuple[str, str]]  # names of samples and targets, the first found wins
 
@@ -30,10 +32,13 @@ _TARGETS = {"f": np.float32, "i": np.int64, "u": np.int64, "b": np.int64}  # by 
 
 @dataclass(frozen=True)
 class Shard:
-    """Samples x (n, …) and targets y (n, …) of one client, as they are stored."""
+    """Samples x (n, …) and targets y (n, …) of one client, as they are stored.
+
+    Of many samples, those that are asked for are read.
+    """
 
     name: str
-    x: Array
+    x: Rows
     y: Array
     preparation: Preparation = field(default_factory=Preparation)
     origin: str = ""  # the file, for messages
@@ -67,7 +72,7 @@ class Shard:
 
     def batch(self, rows: IntArray, device: str) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the samples and targets of some rows, as a model and its task take them."""
-        x = self.preparation(self.x[rows])  # np.take would copy a whole map that isn't aligned
+        x = self.preparation(self.x[rows])
         y = self.y[rows].astype(_TARGETS[self.y.dtype.kind], copy=False)
         # Copied into torch's memory: products of unaligned arrays may differ in their last bits.
         return torch.tensor(x).to(device), torch.tensor(y).to(device)
@@ -80,12 +85,13 @@ def read_shard(
     keys: Keys = SHARD_KEYS,
     preparation: Preparation | None = None,
 ) -> Shard:
-    """Return the shard of a file, mapped where possible, or of the user's own function.
+    """Return the shard of a file, or of the user's own function.
 
     A source `module:function` or `file.py:function` is called with the client's name and returns
     x and y. `client` is the shard's name; without one, it is the file's stem.
     """
     text = str(source)
+    x: Rows
     x, y = _call(text, client) if is_reference(text) else _read(Path(source), keys)
     name = client or Path(source).stem
     return Shard(name, x, y, preparation or Preparation(), text)
@@ -97,7 +103,7 @@ def read_column(path: Path, name: str) -> Array:
     if name not in columns:
         found = ", ".join(f"'{column}'" for column in columns)
         raise UsageError(f"{path}: there is no '{name}', only {found or 'nothing'}")
-    return columns[name]()
+    return in_memory(columns[name]())
 
 
 @dataclass(frozen=True)
@@ -132,11 +138,11 @@ def pair_shards(clients: Sequence[str], paths: Sequence[Path]) -> Pairing:
     )
 
 
-def _read(path: Path, keys: Keys) -> tuple[Array, Array]:
+def _read(path: Path, keys: Keys) -> tuple[Rows, Array]:
     columns = open_columns(path)
     for samples, targets in keys:
         if samples in columns and targets in columns:
-            return columns[samples](), columns[targets]()
+            return columns[samples](), in_memory(columns[targets]())
     expected = " or ".join(f"'{samples}' and '{targets}'" for samples, targets in keys)
     found = ", ".join(f"'{name}'" for name in columns) or "nothing"
     raise TrainingError(f"{path}: expected {expected}, found {found}")
@@ -146,18 +152,16 @@ def _call(reference: str, client: str) -> tuple[Array, Array]:
     load = find_object(reference, what="function that returns x and y")
     if not callable(load):
         raise UsageError(f"'{reference}' is no function", "it is called with the client's name")
-    try:
+    with user_code(f"'{reference}' fails", error=TrainingCodeError):
         result = load(client)
-    except FedmergeError:
-        raise
-    except (Exception, SystemExit) as error:
-        raise TrainingError(f"'{reference}' fails: {type(error).__name__}: {error}") from error
-    if isinstance(result, Mapping) and {"x", "y"} <= set(result):
-        result = (result["x"], result["y"])
-    if not isinstance(result, tuple | list) or len(result) != 2:
-        found = type(result).__name__
-        raise TrainingError(f"'{reference}' returns {found}, expected samples and targets (x, y)")
-    return as_array(result[0]), as_array(result[1])
+        if isinstance(result, Mapping) and {"x", "y"} <= set(result):
+            result = (result["x"], result["y"])
+        if not isinstance(result, tuple | list) or len(result) != 2:
+            found = type(result).__name__
+            raise TrainingError(
+                f"'{reference}' returns {found}, expected samples and targets (x, y)"
+            )
+        return as_array(result[0]), as_array(result[1])
 
 
 def natural_order(name: str | Path) -> list[tuple[int, str, int]]:

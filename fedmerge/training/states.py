@@ -11,6 +11,7 @@ from torch import nn
 from fedmerge.errors import TrainingError
 from fedmerge.types.arrays import Array
 from fedmerge.types.work import Arrays
+from fedmerge.user_code import state_of
 
 _MOST_NAMES = 5  # in a message
 
@@ -53,7 +54,7 @@ def read_arrays(model: nn.Module, *, without: Collection[str] = ()) -> dict[str,
 
 def named_tensors(model: nn.Module) -> Mapping[str, torch.Tensor]:
     """Return the tensors of the module's state, sharing its memory."""
-    state = model.state_dict()
+    state = state_of(model)
     return {name: value for name, value in state.items() if isinstance(value, torch.Tensor)}
 
 

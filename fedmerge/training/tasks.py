@@ -10,9 +10,10 @@ import numpy as np
 import torch
 from torch.nn import functional
 
-from fedmerge.errors import TrainingError, UsageError
+from fedmerge.errors import TrainingCodeError, TrainingError, UsageError
 from fedmerge.references import find_object
 from fedmerge.types.arrays import Array, IntArray
+from fedmerge.user_code import remember, user_code
 
 PADDING = -100  # a target that is not predicted, as in torch
 
@@ -82,20 +83,23 @@ def find_task(name: str) -> LearningTask:
             f"--task is '{name}', expected {', '.join(TASKS)} or your own as module:object"
         )
     found: Any = find_object(name, what="task")
-    task: LearningTask = found() if isinstance(found, type) else found
-    for method in ("loss", "metrics"):
-        if not callable(getattr(task, method, None)):
-            raise UsageError(
-                f"'{name}' has no method '{method}'",
-                "a task has loss(outputs, targets) and metrics(outputs, targets)",
-            )
+    with user_code(f"'{name}' is no task", error=TrainingCodeError):
+        task: LearningTask = found() if isinstance(found, type) else found
+        missing = [m for m in ("loss", "metrics") if not callable(getattr(task, m, None))]
+    if missing:
+        raise UsageError(
+            f"'{name}' has no method '{missing[0]}'",
+            "a task has loss(outputs, targets) and metrics(outputs, targets)",
+        )
+    remember(task, name)
     return task
 
 
 def count_classes(task: LearningTask, targets: Array) -> IntArray | None:
     """Return how often each class occurs among targets, None if the task does not say."""
-    counter = getattr(task, "class_counts", None)
-    return None if counter is None else np.asarray(counter(targets))
+    with user_code("the task can't count classes", of=task, error=TrainingCodeError):
+        counter = getattr(task, "class_counts", None)
+        return None if counter is None else np.asarray(counter(targets))
 
 
 def count_predictions(task: LearningTask, targets: torch.Tensor) -> int:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +12,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from fedmerge.engines import python_command
 from fedmerge.errors import FedmergeError
 from fedmerge.types.arrays import IntArray
 from fedmerge.types.progress import Progress, silent
@@ -195,9 +195,8 @@ def _train(model: DigitsNet, data: Images) -> DigitsNet:
 def _fedmerge(*arguments: str | Path) -> str:
     """Run a command of fedmerge as a user would, and return it as typed."""
     words = [str(argument) for argument in arguments]
-    done = subprocess.run(
-        [sys.executable, "-m", "fedmerge", *words], capture_output=True, text=True, check=False
-    )
+    command = python_command("from fedmerge.cli import main; main()", *words)
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         raise FedmergeError(f"`fedmerge {' '.join(words)}` failed: {done.stderr.strip()}")
     return f"fedmerge {' '.join(words)}"

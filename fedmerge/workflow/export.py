@@ -15,12 +15,14 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from fedmerge.checkpoint import check_targets, write_bytes
-from fedmerge.errors import ArchitectureError, UsageError
+from fedmerge.errors import ArchitectureError, UsageError, UserCodeError
 from fedmerge.graph.model import evaluating
+from fedmerge.user_code import user_code
 from fedmerge.workflow.load import load_model
 from fedmerge.workflow.models import ModelCode, outputs_of, tensors_in
 from fedmerge.workflow.outputs import relative_difference
 
+_FAILED = "torch can't export the model"
 TOLERANCE = 1e-4  # of float32 outputs, relative to the largest
 
 Inputs: TypeAlias = tuple[Any, ...]
@@ -52,33 +54,32 @@ def export(
     with tempfile.TemporaryDirectory() as folder:
         draft = Path(folder) / f"model.{format}"
         run, any_batch = _written(_WRITERS[format], model, inputs, draft)
-        difference = relative_difference(outputs_of(model, inputs), run(inputs))
+        with user_code("the exported model does not run"):
+            found = run(inputs)
+        difference = relative_difference(outputs_of(model, inputs), found)
         if not difference <= TOLERANCE:
             raise ArchitectureError(
                 f"the exported model's outputs differ from the merged model's by {difference:.2g}"
             )
-        write_bytes(output, draft.read_bytes())
+        write_bytes(output, draft.read_bytes(), force=force)
     return Exported(output, format, difference, any_batch)
 
 
 def _written(write: Writer, model: nn.Module, inputs: Inputs, path: Path) -> tuple[Run, bool]:
     """Export for batches of any size if the model allows it, else for that of the inputs."""
+    pair, three = _stacked(inputs, 2), _stacked(inputs, 3)
+    free = pytree.tree_map(_free_batch, pair)
     try:
-        pair, three = _stacked(inputs, 2), _stacked(inputs, 3)
-        free = pytree.tree_map(_free_batch, pair)
-        run = write(model, pair, free, path)
-        if relative_difference(outputs_of(model, three), run(three)) <= TOLERANCE:
+        expected = outputs_of(model, three)
+        with user_code(_FAILED):
+            run = write(model, pair, free, path)
+            found = run(three)
+        if relative_difference(expected, found) <= TOLERANCE:
             return run, True
-    except UsageError:
-        raise
-    except Exception:
-        pass
-    try:
+    except UserCodeError:
+        pass  # not for batches of any size, then
+    with user_code(_FAILED):
         return write(model, inputs, None, path), False
-    except UsageError:
-        raise
-    except Exception as error:
-        raise _failed(error) from error
 
 
 def _stacked(inputs: Inputs, count: int) -> Inputs:
@@ -139,8 +140,3 @@ _WRITERS: Mapping[str, Writer] = {
     "pt2": _write_pt2,
     "onnx": _write_onnx,
 }
-
-
-def _failed(error: Exception) -> ArchitectureError:
-    reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-    return ArchitectureError(f"torch can't export the model: {reason}")

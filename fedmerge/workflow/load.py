@@ -11,6 +11,7 @@ from torch import nn
 from fedmerge.checkpoint import Checkpoint, ReadOptions, open_checkpoint
 from fedmerge.errors import ArchitectureError
 from fedmerge.graph.resize import resize_module
+from fedmerge.user_code import load_state, parts_of
 from fedmerge.workflow.models import model_names
 
 Module = TypeVar("Module", bound=nn.Module)
@@ -35,15 +36,15 @@ def load_checkpoint(build: Callable[[], Module], checkpoint: Checkpoint) -> Modu
         resize_module(module, shapes)
         _check_kernels(module)
     except ArchitectureError as error:
-        raise ArchitectureError(f"{checkpoint.name}: {error.problem}", error.hint) from error
+        raise error.within(checkpoint.name) from error
     state = {names[name]: checkpoint.read_torch(name) for name in checkpoint.tensors}
-    module.load_state_dict(state)
+    load_state(module, state)
     return module
 
 
 def _check_kernels(module: nn.Module) -> None:
     """Refuse kernels of other sizes than the code's: no width, so padding would not follow."""
-    for name, layer in module.named_modules():
+    for name, layer in parts_of(module):
         if not isinstance(layer, nn.modules.conv._ConvNd):
             continue
         found, expected = tuple(layer.weight.shape[2:]), tuple(layer.kernel_size)

@@ -37,7 +37,7 @@ from fedmerge.workflow.options import (
     MatchOptions,
     options_to_json,
 )
-from fedmerge.workflow.record import FORMAT, GroupEntry, SourceEntry, source_entry
+from fedmerge.workflow.record import FORMAT, SCHEMA, GroupEntry, SourceEntry, source_entry
 from fedmerge.workflow.starts import NEARLY_ALL, SHARED
 
 if TYPE_CHECKING:
@@ -188,12 +188,14 @@ class Merge:
         path: str | Path,
         *,
         force: bool = False,
+        again: bool = False,
         shard_size: str | int | None = None,
         progress: Progress = silent,
     ) -> Path:
         """Write the global model and its merge record; return the file to open.
 
         With `shard_size` (bytes, or text such as "2GB") that is the index of safetensors shards.
+        `force` replaces what is there; `again`: the same bytes may be there already.
         """
         most = parse_size(shard_size)
         first = self.clients[0]
@@ -212,6 +214,7 @@ class Merge:
             aliases={first.output_name(a): first.output_name(n) for a, n in aliases},
             record=self.record,
             force=force,
+            again=again,
             shard_size=most,
         )
         return written_path(path, sharded=most is not None)
@@ -226,6 +229,7 @@ class Merge:
         """Return the merge record, given the SHA-256 of every written tensor."""
         return {
             "fedmerge": __version__,
+            "schema": SCHEMA,
             "format": FORMAT,
             "options": options_to_json(self.options, self._used_dials),
             "sources": [vars(source) for source in self.sources],

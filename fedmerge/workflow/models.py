@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, redirect_stdout
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -31,11 +29,13 @@ from fedmerge.graph.model import (
 from fedmerge.graph.model.walk import StatePairs
 from fedmerge.graph.resize import resize_module
 from fedmerge.types.plans import Norm, Plan
+from fedmerge.user_code import run_model, state_of, user_code
 from fedmerge.workflow.clients import name_difference
 
 if TYPE_CHECKING:
     from fedmerge.training import Shard
 
+_HINT = "say what it is fed with --input-shape"
 PROBE_BATCH = 2  # samples that a model is planned with
 
 
@@ -51,8 +51,7 @@ class ModelCode:
 
     def build(self) -> nn.Module:
         """Return the model as the user's code makes it."""
-        with _users_code():
-            return load_factory(self.factory, self.arguments)
+        return load_factory(self.factory, self.arguments)
 
     def fed_with(self, shard: Shard) -> ModelCode:
         """Return the code with a shard's samples as its input, unless it is said what that is."""
@@ -71,8 +70,7 @@ class ModelCode:
         for number, shape in enumerate(self.input_shapes or (None,)):
             given = self.input_dtypes[number : number + 1]
             dtype = _torch_dtype(given[0]) if given else None
-            with _users_code():
-                inputs += deduce_inputs(model, shape=shape, dtype=dtype)
+            inputs += deduce_inputs(model, shape=shape, dtype=dtype)
         missing = sorted(pair for pair in self.state if pair[0] >= len(inputs))
         if missing:
             outputs = _call(model, inputs, len(missing))
@@ -116,12 +114,11 @@ def _plan_checked(
 ) -> Plan:
     """Return a model's plan after it held on every way through the model."""
     rng = np.random.default_rng(seed)
-    with _users_code():
-        plan = _planned(model, inputs, state)
-        for path in paths_of(model, inputs):
-            with path():
-                plan = pin_misfits(model, plan, inputs, rng=rng, state=state)
-                plan = probe_growth(model, plan, inputs, rng=rng, state=state)
+    plan = _planned(model, inputs, state)
+    for path in paths_of(model, inputs):
+        with path():
+            plan = pin_misfits(model, plan, inputs, rng=rng, state=state)
+            plan = probe_growth(model, plan, inputs, rng=rng, state=state)
     return plan
 
 
@@ -147,17 +144,9 @@ def check_plan(code: ModelCode, client: Checkpoint, plan: Plan, *, seed: int) ->
     resize_module(model, {names[name]: info.shape for name, info in client.tensors.items()})
     inputs = code.inputs(model)
     rng = np.random.default_rng(seed)
-    with _users_code():
-        for path in paths_of(model, inputs):
-            with path():
-                verify_plan(model, _renamed(plan, names), inputs, rng=rng, state=code.state)
-
-
-@contextmanager
-def _users_code() -> Iterator[None]:
-    """Let the user's code print to stderr: stdout is for results."""
-    with redirect_stdout(sys.stderr):
-        yield
+    for path in paths_of(model, inputs):
+        with path():
+            verify_plan(model, _renamed(plan, names), inputs, rng=rng, state=code.state)
 
 
 def model_names(client: Checkpoint, model: nn.Module) -> dict[str, str]:
@@ -165,7 +154,7 @@ def model_names(client: Checkpoint, model: nn.Module) -> dict[str, str]:
 
     By order only if the last parts of the names agree one by one, and the numbers of axes.
     """
-    expected = model.state_dict()
+    expected = state_of(model)
     written = {name: client.output_name(name) for name in client.tensors}
     plain = {name: name for name in client.tensors}
     for names in (written, plain):
@@ -209,17 +198,14 @@ def _torch_dtype(name: str) -> torch.dtype:
 
 def _call(model: nn.Module, inputs: Sequence[Any], states: int) -> Any:
     """Return what the model gives without its states, or ask for their shapes."""
-    try:
-        with torch.no_grad(), _users_code():
-            try:
-                return evaluating(model)(*inputs)
-            except TypeError:
-                return model(*inputs, *[None] * states)
-    except Exception as error:
-        raise ArchitectureError(
-            f"the model does not run without its state: {error}",
-            "give the shapes of all its inputs, one --input-shape each",
-        ) from error
+    evaluating(model)
+    what = "the model does not run without its state"
+    hint = "give the shapes of all its inputs, one --input-shape each"
+    with torch.no_grad(), user_code(what, of=model, hint=hint):
+        try:
+            return model(*inputs)
+        except TypeError:
+            return model(*inputs, *[None] * states)
 
 
 def outputs_of(model: nn.Module, inputs: Sequence[Any]) -> list[torch.Tensor]:
@@ -229,8 +215,8 @@ def outputs_of(model: nn.Module, inputs: Sequence[Any]) -> list[torch.Tensor]:
 
 def evaluated(model: nn.Module, inputs: Sequence[Any], *, has_gradient: bool = False) -> Any:
     """Return a model's outputs in evaluation mode."""
-    with torch.set_grad_enabled(has_gradient), _users_code():
-        return evaluating(model)(*inputs)
+    with torch.set_grad_enabled(has_gradient):
+        return run_model(evaluating(model), inputs, hint=_HINT)
 
 
 def tensors_in(value: object) -> list[torch.Tensor]:

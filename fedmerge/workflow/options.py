@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal, TypeAlias
 
 from fedmerge.checkpoint import ReadOptions
@@ -32,10 +32,11 @@ PAPER_RECURRENT_GAMMA = 1e-3
 
 
 @dataclass(frozen=True)
-class MatchOptions:
-    """What the user may say about a merge; None leaves the choice to fedmerge.
+class RecordedOptions:
+    """The options of a merge that its record holds: every field changes the result.
 
-    Every field changes the result and is kept in the merge record.
+    A record is data. What it must never decide is no field here: whom to trust, what to run, where
+    to write (`workflow.replay` names all of that).
     """
 
     method: Method = "fedma"
@@ -61,7 +62,7 @@ class MatchOptions:
     solver: Solver = "auto"
     tie_breaker: float = 1e-3
     client_weight: Mapping[str, float] = field(default_factory=dict)
-    class_counts: Mapping[str, Sequence[float]] | None = None
+    class_counts: Mapping[str, Sequence[int | float]] | None = None
     keep: tuple[str, ...] = ()
     dtype: str | None = None
     match_by_order: bool = False
@@ -69,7 +70,6 @@ class MatchOptions:
     assume_chain: bool = False
     key: str | None = None
     weights: Literal["raw", "ema"] | None = None
-    allow_global: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         for name, (is_valid, expected) in _RULES.items():
@@ -77,11 +77,6 @@ class MatchOptions:
             if value is not None and not is_valid(value):
                 raise UsageError(f"{option_name(name)} is {value!r}, expected {expected}")
         _check_dials(self)
-
-    @property
-    def reading(self) -> ReadOptions:
-        """How files are read."""
-        return ReadOptions(self.key, self.weights, self.allow_global)
 
     @property
     def distillation(self) -> int:
@@ -92,6 +87,21 @@ class MatchOptions:
     def chain(self) -> ChainOptions:
         """What the user knows of the net."""
         return ChainOptions(self.flatten, self.assume_chain)
+
+
+@dataclass(frozen=True)
+class MatchOptions(RecordedOptions):
+    """What the user may say about a merge; None leaves the choice to fedmerge.
+
+    Every field but `allow_global` changes the result and is kept in the merge record.
+    """
+
+    allow_global: tuple[str, ...] = ()  # "package.Class" that files may name
+
+    @property
+    def reading(self) -> ReadOptions:
+        """How files are read."""
+        return ReadOptions(self.key, self.weights, self.allow_global)
 
 
 @dataclass(frozen=True)
@@ -159,21 +169,8 @@ def options_to_json(options: MatchOptions, dials: Dials) -> dict[str, Any]:
     }
     if options.method == "ensemble":
         chosen |= {"match_threshold": None, "max_growth": None}
-    return {**asdict(options), **chosen}
-
-
-def options_from_json(values: Mapping[str, Any]) -> MatchOptions:
-    """Return the options from a merge record or a configuration file."""
-    known = {option.name: option for option in fields(MatchOptions)}
-    given: dict[str, Any] = {}
-    for name, value in values.items():
-        key = name.replace("-", "_")
-        if key not in known:
-            raise UsageError(
-                f"there is no option '{name}'", f"known options: {', '.join(sorted(known))}"
-            )
-        given[key] = tuple(value) if isinstance(value, list) and key != "class_counts" else value
-    return MatchOptions(**given)
+    recorded = {option.name: getattr(options, option.name) for option in fields(RecordedOptions)}
+    return {**recorded, **chosen}
 
 
 def needs_probes(options: MatchOptions) -> tuple[str, ...]:
@@ -216,7 +213,7 @@ def _growth(value: float | Literal["none"] | None, default: float | None) -> flo
     return default if value is None else float(value)
 
 
-def _check_dials(options: MatchOptions) -> None:
+def _check_dials(options: RecordedOptions) -> None:
     """Refuse dials that exclude each other."""
     if options.max_params is not None and options.max_growth is not None:
         raise UsageError("--max-params and --max-growth exclude each other")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -9,6 +10,7 @@ import torch
 from torch import nn
 
 from fedmerge.graph.resize import resize_module
+from fedmerge.user_code import load_state
 from fedmerge.workflow.merge import Merge
 from fedmerge.workflow.models import ModelCode, model_names, outputs_of
 
@@ -34,14 +36,20 @@ def output_differences(merge: Merge, code: ModelCode) -> Iterator[str]:
 
 
 def relative_difference(before: Sequence[torch.Tensor], after: Sequence[torch.Tensor]) -> float:
-    """Return the largest difference between outputs, relative to the largest output."""
-    scale = max(float(tensor.abs().max()) for tensor in before) or 1.0
-    pairs = zip(before, after, strict=True)
-    return max(float((one - other).abs().max()) for one, other in pairs) / scale
+    """Return the largest difference between outputs, relative to the largest output.
+
+    Infinite where they differ in number or shape; truth values count as 0 and 1.
+    """
+    if [tensor.shape for tensor in before] != [tensor.shape for tensor in after]:
+        return math.inf
+    pairs = [(one, other.to(one.device)) for one, other in zip(before, after, strict=True)]
+    numbers = [(one.double(), other.double()) for one, other in pairs if one.numel()]
+    scale = max((float(one.abs().max()) for one, _ in numbers), default=1.0) or 1.0
+    return max((float((a - b).abs().max()) for a, b in numbers), default=0.0) / scale
 
 
 def _loaded(code: ModelCode, state: Mapping[str, torch.Tensor]) -> nn.Module:
     model = code.build()
     resize_module(model, {name: tuple(tensor.shape) for name, tensor in state.items()})
-    model.load_state_dict(dict(state))
+    load_state(model, dict(state))
     return model

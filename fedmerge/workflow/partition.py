@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
 
-from fedmerge.checkpoint import check_targets, staging
+from fedmerge.checkpoint import check_targets, naming_alone, staging
 from fedmerge.errors import FedmergeError, TrainingError, UsageError
 from fedmerge.references import is_reference
 from fedmerge.training import (
@@ -112,9 +113,10 @@ def partition(
     parts, left_out = _split(shard, options)
     paths = {name: folder / f"{name}.npz" for name in parts}
     inputs = [] if is_reference(str(data)) else [Path(data)]
-    _check_shards(folder, list(paths.values()), inputs=inputs, force=force)
+    check = partial(_check_shards, folder, list(paths.values()), inputs=inputs, force=force)
+    check()
     with _new_folder(folder):
-        _write(folder, shard, parts)
+        _write(folder, shard, parts, check=check, force=force)
     counts = _class_counts(shard.targets, parts)
     written = (
         WrittenShard(name, path, len(parts[name]), counts.get(name)) for name, path in paths.items()
@@ -187,12 +189,15 @@ def _new_folder(folder: Path) -> Iterator[None]:
         yield
     except BaseException:
         if is_new:
-            folder.rmdir()
+            with suppress(OSError):  # another run has put something there
+                folder.rmdir()
         raise
 
 
-def _write(folder: Path, shard: Shard, parts: Parts) -> None:
-    """Write all shards, then give them their names."""
+def _write(
+    folder: Path, shard: Shard, parts: Parts, *, check: Callable[[], None], force: bool
+) -> None:
+    """Write all shards, then give them their names, unless others came meanwhile."""
     try:
         with staging() as stage:
 
@@ -202,7 +207,9 @@ def _write(folder: Path, shard: Shard, parts: Parts) -> None:
                 return stage.create(path)
 
             write_shards(folder, shard, parts, create=create)
-            stage.commit()
+            with naming_alone(folder):
+                check()
+                stage.commit(force=force)
     except OSError as error:
         reason = error.strerror or str(error)
         raise FedmergeError(f"{folder}: the shards can't be written ({reason})") from error

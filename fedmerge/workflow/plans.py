@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
+from fedmerge.decoding import Fail, decode_json, read_text
 from fedmerge.errors import ArchitectureError, UsageError
 from fedmerge.graph import ChainOptions, keep_tensors, plan_chain, plan_from_json, solve_widths
 from fedmerge.types.clients import Client
@@ -14,11 +15,16 @@ from fedmerge.types.plans import Plan
 
 def read_plan(path: Path) -> Plan:
     """Read a plan that was written by `fedmerge plan -o` or by hand."""
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise UsageError(f"--plan {path.name} can't be read: {error}") from None
-    return plan_from_json(value)
+
+    def fail(reason: str) -> UsageError:
+        return UsageError(f"--plan {path.name} can't be read: {reason}")
+
+    return parse_plan(read_text(path, fail=fail), fail=fail)
+
+
+def parse_plan(text: str | bytes, *, fail: Fail) -> Plan:
+    """Return the plan that JSON describes."""
+    return plan_from_json(decode_json(text, Any, fail=fail))
 
 
 def plan_clients(
@@ -29,6 +35,7 @@ def plan_clients(
     plan = given or plan_chain(
         first.tensors, chain, aliases=first.aliases, kept=kept, source=first.name
     )
+    _check_kept(plan, first)
     plan = _with_kept(plan, first, kept)
     _check_covered(plan, first)
     widths = [solve_widths(plan, _shapes(client), source=client.name) for client in clients]
@@ -46,6 +53,16 @@ def _with_kept(plan: Plan, first: Client, kept: Sequence[str]) -> Plan:
 
 def _shapes(client: Client) -> Mapping[str, tuple[int, ...]]:
     return {name: info.shape for name, info in client.tensors.items()}
+
+
+def _check_kept(plan: Plan, first: Client) -> None:
+    """Refuse a plan that keeps tensors which the first client does not have."""
+    for name in plan.kept:
+        if name not in first.tensors:
+            raise ArchitectureError(
+                f"{first.name}: has no tensor '{name}', which the plan keeps",
+                "a plan must name the tensors of the files it is used for; see `fedmerge inspect`",
+            )
 
 
 def _check_covered(plan: Plan, first: Client) -> None:

@@ -3,66 +3,39 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, TypeAlias
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
 
 import numpy as np
+from msgspec import UNSET
 
 from fedmerge.checkpoint import Checkpoint
-from fedmerge.errors import ArchitectureError, CheckpointError, UsageError
+from fedmerge.decoding import decode_value
+from fedmerge.errors import ArchitectureError, CheckpointError
 from fedmerge.graph import plan_from_json
 from fedmerge.types.arrays import Float64Array, IntArray
 from fedmerge.types.plans import Plan
-from fedmerge.workflow.options import MatchOptions, options_from_json
+from fedmerge.workflow.options import MatchOptions, RecordedOptions
+from fedmerge.workflow.record_file import FORMAT as FORMAT
+from fedmerge.workflow.record_file import SCHEMA as SCHEMA
+from fedmerge.workflow.record_file import GroupEntry as GroupEntry
+from fedmerge.workflow.record_file import (
+    ProbesEntry,
+    RecordedRounds,
+    RecordFile,
+    Similarities,
+)
+from fedmerge.workflow.record_file import SourceEntry as SourceEntry
+from fedmerge.workflow.replay import check_says_no_more, file_beside
 
-FORMAT = 1
 DIGITS = 4  # of cosines: more would only say how products were rounded
-
-Similarities: TypeAlias = tuple[tuple[float | None, ...], ...]  # None: a unit without fellows
-
-
-@dataclass(frozen=True)
-class GroupEntry:
-    """What the record says of one group."""
-
-    name: str
-    client_widths: tuple[int, ...]
-    width: int  # global units
-    padding: int  # of these, units of no client that keep recurrent layers equally wide
-    match_rate: float  # share of the clients' units whose global unit has another owner
-    scatter: float | None  # squared distance of units to their mean ÷ squared norm, 0 for copies
-    threshold: float | None = None  # cosine above which units paired up, where one was set
-    similarities: Similarities = ()  # per client (units,); none: not known
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the entry as JSON values."""
-        return {
-            **vars(self),
-            "client_widths": list(self.client_widths),
-            "similarities": [list(own) for own in self.similarities],
-        }
-
-    def summary(self) -> dict[str, Any]:
-        """Return the entry without what there is of every unit."""
-        lasting = self.to_json()
-        del lasting["similarities"], lasting["threshold"]
-        return lasting
-
-
-@dataclass(frozen=True)
-class SourceEntry:
-    """What the record says of one client: its file's name without folders, and its hash."""
-
-    name: str
-    file: str
-    sha256: str
-    size: int
+_AGAIN = "merge again from the clients"
 
 
 @dataclass(frozen=True)
 class MergeRecord:
-    """A merge record as read from a file."""
+    """A merge record as read from a file; its options trust nobody (`allow_global` is empty)."""
 
     options: MatchOptions
     sources: tuple[SourceEntry, ...]
@@ -74,6 +47,8 @@ class MergeRecord:
     tensors: Mapping[str, str]  # written name → SHA-256
     is_trained: bool  # in rounds: its tensors don't follow from the sources alone
     fitted: frozenset[str]  # tensors that don't either: they depend on the probes
+    probes: ProbesEntry | None = None
+    rounds: RecordedRounds | None = None  # the options of a run in rounds
 
 
 def source_entry(client: Checkpoint) -> SourceEntry:
@@ -83,36 +58,56 @@ def source_entry(client: Checkpoint) -> SourceEntry:
 
 
 def record_from_json(value: Any, *, source: str) -> MergeRecord:
-    """Return the record that JSON values describe, or say that it is damaged."""
+    """Return the record that JSON values describe, or say that it is damaged or unsafe."""
+
+    def damaged(reason: str) -> CheckpointError:
+        return CheckpointError(f"{source}: its merge record is damaged ({reason})", _AGAIN)
+
+    if not isinstance(value, dict):
+        raise damaged("it is no JSON object")
+    _check_format(value, source)
+    check_says_no_more(value, source=source)
+    file = decode_value(value, RecordFile, fail=damaged)
+    for name in _file_names(file):
+        file_beside(name, source=source)
     try:
-        _check_format(value, source)
-        return MergeRecord(
-            options=options_from_json(value["options"]),
-            sources=tuple(SourceEntry(**entry) for entry in value["sources"]),
-            plan=plan_from_json(value["plan"]),
-            groups=tuple(group_entry(group) for group in value["groups"]),
-            parameters=int(value["parameters"]),
-            growth=float(value["growth"]),
-            assignments=_assignments(value["assignments"]),
-            tensors=dict(value["tensors"]),
-            is_trained="retrain" in value,
-            fitted=frozenset(value.get("fitted", ())),
-        )
-    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
-        reason = f"{type(error).__name__}: {error}"
-    except (UsageError, ArchitectureError) as error:
-        reason = error.problem
-    raise CheckpointError(
-        f"{source}: its merge record is damaged ({reason})", "merge again from the clients"
+        plan = plan_from_json(value["plan"])
+    except ArchitectureError as error:
+        raise damaged(error.problem) from error
+    return MergeRecord(
+        options=MatchOptions(
+            **{field.name: getattr(file.options, field.name) for field in fields(RecordedOptions)}
+        ),
+        sources=file.sources,
+        plan=plan,
+        groups=file.groups,
+        parameters=file.parameters,
+        growth=file.growth,
+        assignments={
+            client: {group: np.array(units, dtype=np.int64) for group, units in groups.items()}
+            for client, groups in file.assignments.items()
+        },
+        tensors=file.tensors,
+        is_trained=file.retrain is not UNSET,
+        fitted=frozenset(file.fitted),
+        probes=file.probes,
+        rounds=None if file.retrain is UNSET else file.retrain.options,
     )
 
 
-def _check_format(value: Any, source: str) -> None:
-    if value["format"] != FORMAT:
+def _check_format(value: Mapping[str, Any], source: str) -> None:
+    if value.get("format", FORMAT) != FORMAT:
         raise CheckpointError(
-            f"{source}: its merge record has format {value['format']}, expected {FORMAT}",
-            f"it was written by fedmerge {value['fedmerge']}",
+            f"{source}: its merge record has format {value['format']!r}, expected {FORMAT}",
+            f"it was written by fedmerge {value.get('fedmerge')!r}",
         )
+
+
+def _file_names(file: RecordFile) -> Iterator[str]:
+    """Yield the files that a record names: its clients, but for those in memory, and probes."""
+    yield from (source.file for source in file.sources if source.file)
+    if file.probes is not None and file.probes.data is not None:
+        yield file.probes.data
 
 
 def rounded(similarities: Sequence[Float64Array]) -> Similarities:
@@ -125,26 +120,4 @@ def rounded(similarities: Sequence[Float64Array]) -> Similarities:
 
 def group_entry(value: Mapping[str, Any]) -> GroupEntry:
     """Return the entry that JSON values describe."""
-    listed = {
-        "client_widths": tuple(value["client_widths"]),
-        "similarities": tuple(map(tuple, value.get("similarities", ()))),
-    }
-    entry = GroupEntry(**{**value, **listed})
-    if not all(type(n) is int for n in (*entry.client_widths, entry.width, entry.padding)):
-        raise ValueError(f"group {entry.name} has a width that is no whole number")
-    return entry
-
-
-def _assignments(
-    value: Mapping[str, Mapping[str, Sequence[int]]],
-) -> dict[str, dict[str, IntArray]]:
-    return {
-        client: {group: _integers(units) for group, units in groups.items()}
-        for client, groups in value.items()
-    }
-
-
-def _integers(units: Sequence[int]) -> IntArray:
-    if not all(type(unit) is int for unit in units):
-        raise ValueError("an assignment holds something else than whole numbers")
-    return np.array(units, dtype=np.int64)
+    return decode_value(value, GroupEntry, fail=CheckpointError)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,16 +15,19 @@ from fedmerge.checkpoint import (
     open_checkpoint,
     read_record,
 )
-from fedmerge.errors import FedmergeError
-from fedmerge.graph import solve_widths
+from fedmerge.errors import ArchitectureError, FedmergeError
 from fedmerge.types.progress import Progress, silent
 from fedmerge.workflow.clients import open_clients
+from fedmerge.workflow.consistency import assignment_differences, shape_differences
 from fedmerge.workflow.merge import Merge
 from fedmerge.workflow.prepared import Prepared, decide, prepare
-from fedmerge.workflow.record import GroupEntry, MergeRecord, record_from_json
+from fedmerge.workflow.record import MergeRecord, record_from_json
 
 if TYPE_CHECKING:
     from fedmerge.workflow.models import ModelCode
+
+
+MOST_DIFFERENCES = 1000  # that are told
 
 
 @dataclass(frozen=True)
@@ -47,23 +51,25 @@ def verify(
     sources: Sequence[str | Path] = (),
     *,
     model: ModelCode | None = None,
+    allow_global: Sequence[str] = (),
     progress: Progress = silent,
 ) -> Verification:
     """Check a merged file against its record and, where given, recompute it from its clients.
 
     With the model's code, every client must give the same outputs in the global layout as before.
+    `allow_global` are classes that the clients' files may name: a record never says so.
     """
     path = Path(path)
     checkpoint = open_checkpoint(path)
     record = record_from_json(read_record(path), source=path.name)
-    differences = [
-        *_tensor_differences(checkpoint, record),
-        *_shape_differences(checkpoint, record),
-        *_assignment_differences(record),
-    ]
+    differences = _first(
+        _tensor_differences(checkpoint, record),
+        shape_differences(checkpoint, record),
+        assignment_differences(record),
+    )
     recompute = bool(sources) and not differences
     if recompute:
-        clients = open_recorded(record, expand_paths(sources))
+        clients = open_recorded(record, expand_paths(sources), allow_global)
         differences += _client_differences(record, clients, progress)
         if model is not None and not differences:
             differences += _output_differences(record, clients, model)
@@ -78,6 +84,12 @@ def verify(
     )
 
 
+def _first(*found: Iterator[str]) -> list[str]:
+    """Return differences, of very many the first and that there are more."""
+    shown = list(islice(chain(*found), MOST_DIFFERENCES + 1))
+    return shown if len(shown) <= MOST_DIFFERENCES else [*shown[:-1], "and more"]
+
+
 def _tensor_differences(checkpoint: Checkpoint, record: MergeRecord) -> Iterator[str]:
     """Compare the tensors' hashes."""
     written = {checkpoint.output_name(name): name for name in checkpoint.tensors}
@@ -90,63 +102,12 @@ def _tensor_differences(checkpoint: Checkpoint, record: MergeRecord) -> Iterator
             yield f"tensor '{name}' differs from its recorded SHA-256"
 
 
-def _shape_differences(checkpoint: Checkpoint, record: MergeRecord) -> Iterator[str]:
-    """Compare the widths that the tensors' shapes give with the recorded ones."""
-    shapes = {name: info.shape for name, info in checkpoint.tensors.items()}
-    try:
-        widths = solve_widths(record.plan, shapes, source=checkpoint.name)
-    except FedmergeError as error:
-        yield error.problem
-        return
-    for entry in record.groups:
-        if widths.get(entry.name) != entry.width:
-            found = widths.get(entry.name)
-            yield f"group '{entry.name}' is {found} wide in the file, {entry.width} in the record"
-
-
-def _assignment_differences(record: MergeRecord) -> Iterator[str]:
-    """Check that assignments are injective, in range, and together cover every global unit."""
-    names = [source.name for source in record.sources]
-    groups = [group.name for group in record.plan.groups]
-    if sorted(record.assignments) != sorted(names):
-        yield "the record's assignments and sources name different clients"
-        return
-    listed = {"the record's widths": [entry.name for entry in record.groups]}
-    listed |= {f"{name}'s assignments": list(record.assignments[name]) for name in names}
-    for what, found in listed.items():
-        if sorted(found) != sorted(groups):
-            odd = [*sorted(set(groups).symmetric_difference(found)), *found][0]
-            how = "missing" if odd not in found else "unknown or there twice"
-            yield f"{what} are not those of the plan's groups: '{odd}' is {how}"
-            return
-    for entry in record.groups:
-        yield from _group_differences(record, entry, names)
-
-
-def _group_differences(
-    record: MergeRecord, entry: GroupEntry, names: Sequence[str]
-) -> Iterator[str]:
-    matched = entry.width - entry.padding
-    covered: set[int] = set()
-    for name, width in zip(names, entry.client_widths, strict=False):
-        units = record.assignments[name][entry.name].tolist()
-        where = f"{name}'s assignment of group '{entry.name}'"
-        if len(units) != width:
-            yield f"{where} has {len(units)} units, its recorded width is {width}"
-        if len(set(units)) < len(units):
-            yield f"{where} gives two units the same global unit"
-        if not all(0 <= unit < matched for unit in units):
-            yield f"{where} leaves the range of 0 to {matched - 1}"
-        covered |= set(units)
-    if len(entry.client_widths) != len(names):
-        yield f"group '{entry.name}' has {len(entry.client_widths)} recorded widths"
-    if missing := set(range(matched)) - covered:
-        yield f"global unit {min(missing)} of group '{entry.name}' belongs to no client"
-
-
-def open_recorded(record: MergeRecord, sources: Sequence[Path]) -> dict[str, Checkpoint]:
-    """Return the given clients by their hashes."""
-    clients = open_clients(sources, record.options.reading)
+def open_recorded(
+    record: MergeRecord, sources: Sequence[Path], allow_global: Sequence[str]
+) -> dict[str, Checkpoint]:
+    """Return the given clients by their hashes; the record says how to read, not whom to trust."""
+    trusted = replace(record.options, allow_global=tuple(allow_global))
+    clients = open_clients(sources, trusted.reading)
     return {client.sha256(): client for client in clients}
 
 
@@ -156,7 +117,7 @@ def _client_differences(
     """Recompute every global tensor from the clients and compare the hashes."""
     try:
         differences = list(_source_differences(record, clients))
-        return differences or list(_recomputed_differences(record, clients, progress))
+        return differences or _first(_recomputed_differences(record, clients, progress))
     except FedmergeError as error:
         return [f"the clients do not fit the record: {error.problem}"]
 
@@ -178,7 +139,13 @@ def prepare_recorded(record: MergeRecord, clients: Mapping[str, Checkpoint]) -> 
 
 
 def replay_recorded(record: MergeRecord, prepared: Prepared) -> Merge:
-    """Return the recorded merge of prepared clients."""
+    """Return the recorded merge of prepared clients; refuse it if their widths are others."""
+    for entry in record.groups:
+        own = tuple(widths.get(entry.name) for widths in prepared.client_widths)
+        if own != entry.client_widths:
+            raise ArchitectureError(
+                f"group '{entry.name}' has other widths with the recorded options and clients"
+            )
     widths = {entry.name: entry.width for entry in record.groups}
     return decide(
         prepared, record.options, widths, record.assignments, record.groups, width_limit=None
@@ -201,21 +168,19 @@ def _source_differences(record: MergeRecord, clients: Mapping[str, Checkpoint]) 
 def _recomputed_differences(
     record: MergeRecord, clients: Mapping[str, Checkpoint], progress: Progress
 ) -> Iterator[str]:
-    prepared = prepare_recorded(record, clients)
-    for entry in record.groups:
-        own = tuple(widths.get(entry.name) for widths in prepared.client_widths)
-        if own != entry.client_widths:
-            yield f"group '{entry.name}' has other widths with the recorded options and clients"
-            return
-    merge = replay_recorded(record, prepared)
+    merge = replay_recorded(record, prepare_recorded(record, clients))
     if (merge.parameters(merge.widths), merge.growth) != (record.parameters, record.growth):
         yield "the recorded parameters or growth are not those of the recorded widths"
     if record.is_trained:
+        return
+    written_names = {name: merge.clients[0].output_name(name) for name in merge.tensors}
+    if set(written_names.values()) != set(record.tensors):
+        yield "the recorded tensors are not those of the clients"
         return
     for number, (name, info) in enumerate(merge.tensors.items()):
         progress("recomputing", number, len(merge.tensors))
         if merge.aligned[0].aliases.get(name, name) in record.fitted:
             continue
-        written = merge.clients[0].output_name(name)
+        written = written_names[name]
         if array_digest(merge.read(name), info.dtype) != record.tensors[written]:
             yield f"tensor '{written}' is not what its clients and assignments give"

@@ -204,7 +204,11 @@ def test_real_inputs_are_bytes_normalised_as_in_training(
 @pytest.mark.parametrize(
     ("array", "code", "says"),
     [
-        (np.zeros((50, 1, 9, 9), np.float32), 3, "the model does not run on the probes"),
+        (
+            np.zeros((50, 1, 9, 9), np.float32),
+            3,
+            "the model does not run on inputs of shape (10, 1, 9, 9): RuntimeError: mat1",
+        ),
         (np.zeros((4, 1, 8, 8), np.float32), 2, "has 4 inputs, expected at least 10"),
         (np.full((50, 1, 8, 8), np.nan, np.float32), 1, "NaN or infinite"),
     ],

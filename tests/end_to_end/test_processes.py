@@ -75,7 +75,7 @@ def test_a_killed_merge_leaves_the_old_file_or_the_new_one(
         assert output.read_bytes() in (old.read_bytes(), new.read_bytes())
         outcome = cli("verify", output, *large)
         assert "Traceback" not in outcome.err
-        assert outcome.code == 0 or "differs from its recorded SHA-256" in outcome.err
+        assert outcome.code == 0 or "has no merge record" in outcome.err
         verified.append(outcome.code)
     assert -signal.SIGKILL in codes
     assert set(verified) <= {0, 1}

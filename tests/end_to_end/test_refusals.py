@@ -448,7 +448,9 @@ def test_a_class_that_is_allowed_by_name_is_admitted(
     err = refused(cli, tmp_path, *command, code=4, says=["argparse.Namespace"])
     assert "--allow-global argparse.Namespace" in err
     cli.done(*command, "--allow-global", "argparse.Namespace")
-    cli.done("verify", tmp_path / "global.pt", nets[0], tmp_path / "b.ckpt")
+    verify = ("verify", tmp_path / "global.pt", nets[0], tmp_path / "b.ckpt")
+    cli.refused(*verify, code=4, says=["--allow-global argparse.Namespace"])
+    cli.done(*verify, "--allow-global", "argparse.Namespace")
 
 
 def test_a_pickled_module_is_refused_with_a_recipe(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -103,3 +104,86 @@ def test_an_interrupted_command_says_so_in_one_line(
     monkeypatch.setattr("fedmerge.cli.inspect.run", interrupt)
     assert run(["inspect", "a.pt"]) == 130
     assert capsys.readouterr() == ("", "interrupted\n")
+
+
+def python(code: str) -> tuple[int, str, str]:
+    """Return code, output and messages of a Python program."""
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE, check=False
+    )
+    return done.returncode, done.stdout, done.stderr
+
+
+AT_WORK = """
+import os, signal, time
+from fedmerge.cli import signals
+from fedmerge.cli.boundary import printed
+signals.end_at_once()
+
+def send(number=signal.SIGTERM):
+    os.kill(os.getpid(), number)
+
+"""
+
+
+def test_a_second_signal_lets_the_block_clean_up_still() -> None:
+    code = f"{AT_WORK}try:\n with signals.at_work('stopped'):\n  try: send()\n  finally:\n"
+    code += "   send(signal.SIGINT); send(); print('cleaned')\n"
+    code += "except signals.Interrupted as error: send(); print(error)"
+    assert python(code) == (0, "cleaned\nstopped\n", "")
+
+
+def test_a_second_signal_ends_work_that_does_not_end_itself() -> None:
+    code = f"{AT_WORK}signals.PATIENCE = 0.05\nwith signals.at_work('stopped'):\n try: send()\n"
+    code += " finally:\n  time.sleep(0.1); send(); print('still here')"
+    assert python(code) == (130, "", "stopped\n")
+
+
+def test_a_signal_in_a_destructor_is_not_lost() -> None:
+    code = f"{AT_WORK}class Dying:\n def __del__(self): send()\n"
+    code += "try:\n with signals.at_work():\n  one = Dying(); del one; time.sleep(60)\n"
+    code += "except signals.Interrupted: print('heard')"
+    assert python(code) == (0, "heard\n", "")
+
+
+def test_other_exceptions_in_destructors_are_told_as_ever() -> None:
+    code = f"{AT_WORK}class Dying:\n def __del__(self): raise ValueError('odd')\n"
+    code += "with signals.at_work():\n one = Dying(); del one"
+    out = python(code)
+    assert out[:2] == (0, "")
+    assert out[2].endswith("ValueError: odd\n")
+
+
+def test_a_signal_while_python_takes_itself_down_changes_no_code() -> None:
+    code = f"{AT_WORK}class Dying:\n def __del__(self, kill=os.kill, own=os.getpid()): "
+    code += "kill(own, 15)\nkept = Dying(); print('done')"
+    assert python(code) == (0, "done\n", "")
+    assert python(code.replace("signals.end_at_once()", ""))[0] == -signal.SIGTERM
+
+
+@pytest.mark.parametrize("engine", ["local", "processes"])
+def test_signals_in_a_row_are_one_line_and_code_130_and_leave_nothing(
+    engine: str, tmp_path: Path
+) -> None:
+    scene = make_scene(tmp_path)
+    for client in "abc":
+        scene.trouble(client, *["nap"] * 30)
+    events = tmp_path / "events.jsonl"
+    command = scene.command("g.pt", "--events", events, "--engine", engine, shards=scene.function)
+    running = subprocess.Popen(
+        [sys.executable, "-m", "fedmerge", *command],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    until = time.monotonic() + PATIENCE
+    while "client-started" not in (events.read_text() if events.exists() else ""):
+        assert time.monotonic() < until
+        time.sleep(0.01)
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGTERM):
+        running.send_signal(number)
+    out, err = running.communicate(timeout=PATIENCE)
+    assert (running.returncode, out) == (130, "")
+    messages = [line for line in err.splitlines() if not line.startswith(("note: ", "round "))]
+    assert messages == ["stopped; the same command with --resume goes on after the last full round"]
+    assert not list(tmp_path.rglob(".fedmerge*"))

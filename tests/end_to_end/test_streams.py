@@ -212,7 +212,7 @@ def test_every_command_has_help(command: str, flag: str, cli: Cli) -> None:
 def test_an_interrupted_merge_exits_130_and_leaves_nothing(
     nets: list[Path], tmp_path: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def interrupt(*_: object) -> None:
+    def interrupt(*_: object, **options: object) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr("fedmerge.checkpoint._staging.Staging.commit", interrupt)

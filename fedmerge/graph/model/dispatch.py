@@ -17,6 +17,7 @@ from torch._ops import HigherOrderOperator
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fedmerge.graph.model.higher_order import follow
+from fedmerge.user_code import own_code
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 _SKIPPED = _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.SKIP)
@@ -68,13 +69,22 @@ class EagerMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
     ) -> Any:
         """Run an op, or the ops that a higher-order one stands for."""
+        kwargs = kwargs or {}
         if isinstance(func, HigherOrderOperator):
-            return follow(func, self, args, kwargs or {})
-        return self.run_op(func, args, kwargs or {})
+            return follow(func, self, args, kwargs)
+        with own_code():
+            before = self.look_before(func, args, kwargs)
+        result = func(*args, **kwargs)
+        with own_code():
+            return self.look_after(func, before, result)
 
-    def run_op(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        """Run an op and look at it."""
-        return func(*args, **kwargs)
+    def look_before(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        """Return what is to be known of an op when it has run."""
+        return args, kwargs
+
+    def look_after(self, func: Any, before: Any, result: Any) -> Any:
+        """Look at an op that has run, and return its result."""
+        return result
 
     def join(self, one: Any, other: Any) -> None:
         """Take note of two nested values of which either may come out of a higher-order op."""

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from fedmerge.errors import ArchitectureError
+from fedmerge.errors import ArchitectureError, UserCodeError
 from fedmerge.graph.model.values import (
     TOLERANCE,
     cast_inputs,
@@ -24,6 +24,7 @@ from fedmerge.graph.model.walk import StatePairs, copied, evaluating, float_tens
 from fedmerge.graph.model.widths import fix_widths, let_go
 from fedmerge.graph.resize import resize_module
 from fedmerge.graph.widths import solve_widths
+from fedmerge.tracebacks import last_line
 from fedmerge.types.layouts import axis_size, index_map
 from fedmerge.types.plans import Plan
 
@@ -64,10 +65,10 @@ class _Probe:
             grown = resized(self.module, self.plan, self.widths, widths)
             inputs = self._inputs_at(widths)
             outputs = run(grown, inputs, state=self.state)
-        except (RuntimeError, TypeError, ValueError, IndexError, ArchitectureError) as error:
-            return f"the resized model does not run: {str(error).strip().splitlines()[0]}"
-        except AssertionError:
-            return "the resized model does not run: its own check of sizes fails"
+        except UserCodeError as error:
+            return f"the resized model does not run: {last_line(error.__cause__ or error)}"
+        except ArchitectureError as error:
+            return f"the resized model does not run: {error.problem}"
         return _CHANGED if differ(self.outputs, outputs, self.tolerance) else ""
 
     def _inputs_at(self, widths: dict[str, int]) -> tuple[Any, ...]:

@@ -16,6 +16,8 @@ from torch import Tensor
 from torch._C import DispatchKey
 from torch._ops import HigherOrderOperator
 
+from fedmerge.user_code import own_code
+
 
 class Watcher(Protocol):
     """The mode that sees the ops inside."""
@@ -88,8 +90,13 @@ def _cond(
         left = other(*operands) if mode.walks_all else None
         result = taken(*operands)
         if mode.walks_all:
-            mode.join(result, left)
+            _join(mode, result, left)
     return result
+
+
+def _join(mode: Watcher, one: Any, other: Any) -> None:
+    with own_code():
+        mode.join(one, other)
 
 
 def _while_loop(
@@ -107,7 +114,7 @@ def _while_loop(
             return values
         with mode:
             after = tuple(body_fn(*values, *additional))
-            mode.join(values, after)
+            _join(mode, values, after)
         if not bool(goes_on):  # the body ran to be seen only
             return values
         values, is_walked = after, True
@@ -127,7 +134,7 @@ def _scan(
         for step in range(len(xs[0])):
             results = combine_fn(*carried, *(x.select(0, step) for x in xs), *additional)
             after, row = results[: len(init)], results[len(init) :]
-            mode.join(carried, after)
+            _join(mode, carried, after)
             carried = after
             rows.append(row)
         return *carried, *(torch.stack(list(column)) for column in zip(*rows, strict=True))

@@ -8,8 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedmerge.errors import ArchitectureError
+from fedmerge.errors import ArchitectureError, ModelCodeError, UserCodeError
 from fedmerge.graph.model.walk import copied
+from fedmerge.tracebacks import last_line
+from fedmerge.user_code import run_model
 
 BATCH = 2  # samples per input
 STEPS = 32  # of a sequence for recurrent layers
@@ -33,17 +35,23 @@ def deduce_inputs(
     layer = _first_layer(module)
     if layer is None:
         raise ArchitectureError("the model has no layer that tells the shape of its inputs", _HINT)
-    tried = []
+    failures: dict[str, UserCodeError] = {}
     for candidate in _shapes(layer):
         inputs = (_draw(module, candidate, dtype or _dtype_of(layer)),)
-        if _runs(module, inputs):
+        try:
+            with torch.no_grad():
+                run_model(module, inputs)
+        except UserCodeError as error:
+            failures["×".join(map(str, candidate))] = error
+        else:
             return inputs
-        tried.append("×".join(map(str, candidate)))
-    raise ArchitectureError(
-        f"the model runs on no input of shape {', '.join(tried)}, the ones its first layer "
-        f"({type(layer).__name__}) suggests",
+    first = next(iter(failures.values()))
+    raise ModelCodeError(
+        f"the model runs on no input of shape {', '.join(failures)}, the ones its first layer "
+        f"({type(layer).__name__}) suggests: {last_line(first.__cause__ or first)}",
         _HINT,
-    )
+        details=first.details,
+    ) from first
 
 
 def _linear_shapes(layer: Any) -> Iterator[tuple[int, ...]]:
@@ -109,12 +117,3 @@ def _draw(module: nn.Module, shape: Sequence[int], dtype: torch.dtype | None) ->
     embeddings = [m for m in module.modules() if isinstance(m, nn.Embedding | nn.EmbeddingBag)]
     count = embeddings[0].num_embeddings if embeddings else 2
     return torch.randint(count, tuple(shape), generator=generator).to(dtype)
-
-
-def _runs(module: nn.Module, inputs: tuple[Tensor, ...]) -> bool:
-    try:
-        with torch.no_grad():
-            module(*inputs)
-    except (Exception, SystemExit):
-        return False
-    return True

@@ -10,8 +10,9 @@ from types import ModuleType
 import torch
 from torch import nn
 
-from fedmerge.errors import ArchitectureError, FedmergeError
-from fedmerge.references import loaded
+from fedmerge.errors import ArchitectureError, ModelCodeError
+from fedmerge.references import attribute_of, loaded
+from fedmerge.user_code import remember, user_code
 
 _HINT = (
     "--model is package.module:name or file.py:name, where name() returns an nn.Module, "
@@ -31,32 +32,26 @@ def load_factory(reference: str, arguments: Mapping[str, object]) -> nn.Module:
     place, separator, name = reference.rpartition(":")
     if not separator or not place or not name:
         raise ArchitectureError(f"'{reference}' names no model", _HINT)
-    with loaded(place, error=ArchitectureError, hint=_HINT) as code:
-        return _build(code, name, reference, arguments)
+    with loaded(place, error=ModelCodeError, hint=_HINT) as code:
+        built = _build(code, name, reference, arguments)
+    remember(built, reference)
+    return built
 
 
 def _build(
     code: ModuleType, name: str, reference: str, arguments: Mapping[str, object]
 ) -> nn.Module:
-    target: object = code
-    for part in name.split("."):
-        target = getattr(target, part, None)
+    target = attribute_of(code, name, error=ModelCodeError)
     if isinstance(target, nn.Module):
         return target
     if not callable(target):
         names = [n for n, v in vars(code).items() if callable(v) and not n.startswith("_")]
         found = f"; it defines {', '.join(names[:8])}" if names else ""
         raise ArchitectureError(f"'{reference}': there is no callable '{name}'{found}", _HINT)
-    try:
+    given = ", ".join(f"{key}={value!r}" for key, value in arguments.items())
+    hint = "pass what it needs with --model-arg key=value"
+    with user_code(f"'{reference}': {name}({given}) fails", hint=hint):
         built = target(**arguments)
-    except FedmergeError:
-        raise
-    except (Exception, SystemExit) as error:
-        given = ", ".join(f"{key}={value!r}" for key, value in arguments.items())
-        raise ArchitectureError(
-            f"'{reference}': {name}({given}) fails: {type(error).__name__}: {error}",
-            "pass what it needs with --model-arg key=value",
-        ) from error
     if not isinstance(built, nn.Module):
         kind = type(built).__name__
         raise ArchitectureError(f"'{reference}': {name}() returns {kind}, no nn.Module", _HINT)
@@ -67,15 +62,10 @@ def _load_archive(path: Path) -> nn.Module:
     """Return the model of an exported program or a TorchScript file."""
     if not path.is_file():
         raise ArchitectureError(f"'{path}': there is no such file", _HINT)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # torch's own about the format
-            if path.suffix == ".pt2":
-                return torch.export.load(path).module()
-            scripted: nn.Module = torch.jit.load(str(path), map_location="cpu")  # type: ignore[no-untyped-call]
-            return scripted
-    except (Exception, SystemExit) as error:
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else repr(error)
-        raise ArchitectureError(
-            f"'{path}' is neither an exported program (.pt2) nor TorchScript: {reason}", _HINT
-        ) from error
+    what = f"'{path}' is neither an exported program (.pt2) nor TorchScript"
+    with user_code(what, hint=_HINT), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch's own about the format
+        if path.suffix == ".pt2":
+            return torch.export.load(path).module()
+        scripted: nn.Module = torch.jit.load(str(path), map_location="cpu")  # type: ignore[no-untyped-call]
+        return scripted

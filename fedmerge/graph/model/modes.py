@@ -20,6 +20,7 @@ from fedmerge.graph.model.dispatch import EagerMode, eagerly, uncompiled
 from fedmerge.graph.model.rules import RULES, is_pointwise, pointwise
 from fedmerge.graph.model.trace import Trace, Value
 from fedmerge.graph.model.trees import Axes, Fixed, labels_of
+from fedmerge.user_code import own_code
 
 _STACK = ("hx", "params", "has_biases", "num_layers", "dropout", "train", "bidirectional")
 _CELL = ("input", "hx", "w_ih", "w_hh", "b_ih", "b_hh")
@@ -45,25 +46,28 @@ class _Ops(EagerMode):  # type: ignore[no-untyped-call]
         self.trace = trace
         self.is_paused = False
 
-    def run_op(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        """Run an op and record what its rule says."""
+    def look_before(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        """Return an op's arguments by name."""
         if self.is_paused:
-            return func(*args, **kwargs)
+            return None
         arguments = _by_name(func._schema.arguments, args, kwargs)
-        if torch.Tag.inplace_view in func.tags:
-            arguments = self._before(arguments)
-        result = func(*args, **kwargs)
+        return self._before(arguments) if torch.Tag.inplace_view in func.tags else arguments
+
+    def look_after(self, func: Any, before: Any, result: Any) -> Any:
+        """Record what an op's rule says."""
+        if before is None:
+            return result
         space, _, name = func._schema.name.partition("::")
         name = name if space == "aten" else func._schema.name
         written = [
-            arguments[a.name]
+            before[a.name]
             for a in func._schema.arguments
-            if a.alias_info is not None and a.alias_info.is_write and a.name in arguments
+            if a.alias_info is not None and a.alias_info.is_write and a.name in before
         ]
         if torch.Tag.inplace_view in func.tags:
             written = []
         self.trace.steps += 1
-        call = Call(name, arguments, tuple(tensors_in(result)), self.trace)
+        call = Call(name, before, tuple(tensors_in(result)), self.trace)
         _apply(call, _rule_of(func, name), tensors_in(written))
         return result
 
@@ -99,7 +103,8 @@ class _Functions(TorchFunctionMode):
         kwargs = kwargs or {}
         name = getattr(func, "__name__", "")
         if name in _LEAVING:
-            self._leave(name, args)
+            with own_code():
+                self._leave(name, args)
         elif name in _WHOLE and not self.ops.is_paused:
             return self._whole(name, func, args, kwargs)
         return func(*args, **kwargs)
@@ -111,18 +116,19 @@ class _Functions(TorchFunctionMode):
                 self.ops.trace.labels.pin(axis, f"{name}: leaves the model")
 
     def _whole(self, name: str, func: Callable[..., Any], args: Sequence[Any], kwargs: Any) -> Any:
-        names = _WHOLE[name]
-        if name in _RECURRENT and not isinstance(args[3], bool):
-            names = ("input", "batch_sizes", *_STACK)
-        arguments = {**dict(zip(names, args, strict=False)), **kwargs}
         self.ops.is_paused = True
         try:
             result = func(*args, **kwargs)
         finally:
             self.ops.is_paused = False
-        self.ops.trace.steps += 1
-        call = Call(name, arguments, tuple(tensors_in(result)), self.ops.trace)
-        _apply(call, RULES[name], ())
+        with own_code():
+            names = _WHOLE[name]
+            if name in _RECURRENT and not isinstance(args[3], bool):
+                names = ("input", "batch_sizes", *_STACK)
+            arguments = {**dict(zip(names, args, strict=False)), **kwargs}
+            self.ops.trace.steps += 1
+            call = Call(name, arguments, tuple(tensors_in(result)), self.ops.trace)
+            _apply(call, RULES[name], ())
         return result
 
 

@@ -10,9 +10,11 @@ from typing import Any
 import torch
 from torch import nn
 
+from fedmerge.errors import UserCodeError
 from fedmerge.graph.model.dispatch import EagerMode, eagerly
 from fedmerge.graph.model.higher_order import noting, taking
 from fedmerge.graph.model.walk import copied
+from fedmerge.user_code import run_model
 
 Path = Callable[[], AbstractContextManager[None]]
 
@@ -25,8 +27,8 @@ def paths_of(model: nn.Module, inputs: tuple[Any, ...]) -> tuple[Path, ...]:
     with noting() as met:
         try:
             with eagerly(), torch.no_grad(), EagerMode():
-                copied(model)(*inputs)
-        except (Exception, SystemExit):  # whoever runs it next says so
+                run_model(copied(model), inputs)
+        except UserCodeError:  # whoever runs it next says so
             return (nullcontext,)
     if not met:
         return (nullcontext,)

@@ -11,8 +11,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from fedmerge.errors import UserCodeError
 from fedmerge.graph.model.dispatch import EagerMode
 from fedmerge.graph.model.walk import StatePairs, copied, float_tensors, tensor_leaves
+from fedmerge.user_code import run_model
 
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4}  # relative to the largest output
 
@@ -52,9 +54,8 @@ class _Precision(EagerMode):  # type: ignore[no-untyped-call]
         super().__init__()
         self.is_low = False
 
-    def run_op(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        """Run an op and look at its results."""
-        result = func(*args, **kwargs)
+    def look_after(self, func: Any, before: Any, result: Any) -> Any:
+        """Look at an op's results."""
         for tensor in pytree.tree_leaves(result):
             if isinstance(tensor, Tensor) and tensor.is_floating_point() and tensor.dim():
                 self.is_low |= tensor.dtype != torch.float64
@@ -70,7 +71,7 @@ def lowest_precision(
     try:
         with _Precision() as seen:
             run(module, arguments, state=state)
-    except (RuntimeError, TypeError, ValueError):
+    except UserCodeError:
         return torch.float32
     return torch.float32 if seen.is_low else torch.float64
 
@@ -84,12 +85,12 @@ def run(module: nn.Module, inputs: tuple[Any, ...], *, state: StatePairs = ()) -
             arguments[i] = pytree.tree_map_only(
                 Tensor, lambda t: torch.full_like(t, 0.25), arguments[i]
             )
-        results = _visible(module(*arguments), state)
+        results = _visible(run_model(module, arguments), state)
         if state:
-            outputs = module(*arguments)
+            outputs = run_model(module, arguments)
             for i, j in state:
                 arguments[i] = outputs[j]
-            results += _visible(module(*arguments), state)
+            results += _visible(run_model(module, arguments), state)
     return [tensor.detach() for tensor in results]
 
 

@@ -13,11 +13,15 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from fedmerge.errors import ArchitectureError, FedmergeError
+from fedmerge.errors import ArchitectureError, ModelCodeError, UserCodeError
 from fedmerge.graph.model.modes import watching
 from fedmerge.graph.model.trace import Stacked, Trace, Value
 from fedmerge.graph.model.trees import Axes, Fixed, labels_of
+from fedmerge.tracebacks import last_line
 from fedmerge.types.plans import OUTPUT
+from fedmerge.user_code import own_code, run_model, state_of, user_code
+
+_HINT = "give its inputs: --input-shape, and --input-dtype long where they are tokens"
 
 StatePairs = Sequence[tuple[int, int]]  # forward's argument i is output j of the step before
 
@@ -76,30 +80,29 @@ def _pin_unused(trace: Trace, tensors: dict[str, Axes]) -> None:
 
 def evaluating(model: nn.Module) -> nn.Module:
     """Return the model in evaluation mode; an exported program is in the mode it was made in."""
-    try:
-        return model.eval()
-    except NotImplementedError:
-        return model
+    with user_code("the model can't be put into evaluation mode", of=model):
+        try:
+            return model.eval()
+        except NotImplementedError:
+            return model
 
 
 def copied(model: nn.Module) -> nn.Module:
     """Return a copy of a model on the CPU, in evaluation mode."""
-    try:
+    hint = "build it without tensors that carry a graph, and on the CPU"
+    with user_code("the model cannot be copied", of=model, hint=hint):
+        computed = _computed_tensors(list(model.modules()))
         with torch.no_grad(), warnings.catch_warnings():  # scripted parameters carry no graph then
             warnings.simplefilter("ignore", FutureWarning)  # torch's own, for exported programs
-            return evaluating(copy.deepcopy(model, _computed_tensors(model)).to("cpu"))
-    except (RuntimeError, TypeError) as error:
-        raise ArchitectureError(
-            f"the model cannot be copied: {_first_line(error)}",
-            "build it without tensors that carry a graph, and on the CPU",
-        ) from error
+            return evaluating(copy.deepcopy(model, computed).to("cpu"))
 
 
-def _computed_tensors(model: nn.Module) -> dict[int, Tensor]:
+def _computed_tensors(parts: Sequence[nn.Module]) -> dict[int, Tensor]:
     """Return copies of tensors that hooks leave on modules (pruned weights), which have a graph."""
-    attributes = (value for part in model.modules() for value in vars(part).values())
-    computed = (value for value in attributes if isinstance(value, Tensor) and not value.is_leaf)
-    return {id(tensor): tensor.detach().clone() for tensor in computed}
+    with own_code():
+        attributes = [value for part in parts for value in vars(part).values()]
+        computed = [v for v in attributes if isinstance(v, Tensor) and not v.is_leaf]
+        return {id(tensor): tensor.detach().clone() for tensor in computed}
 
 
 def float_tensors(module: nn.Module) -> tuple[dict[str, Tensor], dict[str, str]]:
@@ -107,7 +110,7 @@ def float_tensors(module: nn.Module) -> tuple[dict[str, Tensor], dict[str, str]]
     first: dict[tuple[object, ...], str] = {}
     tensors: dict[str, Tensor] = {}
     aliases: dict[str, str] = {}
-    for name, tensor in module.state_dict(keep_vars=True).items():
+    for name, tensor in state_of(module, keep_vars=True).items():
         if not isinstance(tensor, Tensor) or not tensor.is_floating_point():
             continue
         key = (tensor.data_ptr(), tensor.storage_offset(), tensor.shape)
@@ -136,22 +139,23 @@ def _run(
                 trace.pin_new(tensor, "input")
     try:
         with watching(trace):
-            outputs = module(*inputs)
-    except FedmergeError:
-        raise
-    except NotImplementedError as error:
-        raise ArchitectureError(
-            f"the model does something that can't be followed: {_first_line(error)}",
-            "describe its axes in a plan of your own (--plan)",
-        ) from error
-    except (Exception, SystemExit) as error:
-        shapes = ", ".join(str(tuple(t.shape)) for t in tensor_leaves(inputs))
-        raise ArchitectureError(
-            f"the model does not run on inputs of shape {shapes}: {_first_line(error)}",
-            "give its inputs: --input-shape, and --input-dtype long where they are tokens",
-        ) from error
+            outputs = run_model(module, inputs, hint=_HINT)
+    except UserCodeError as error:
+        raise _not_followed(error) from error
     _finish(trace, inputs, outputs, state)
     return trace, aliases
+
+
+def _not_followed(error: UserCodeError) -> UserCodeError:
+    """Return a failed run as what it is, where it is torch that can't run under our eyes."""
+    reason = error.__cause__
+    if not isinstance(reason, NotImplementedError):
+        return error
+    return ModelCodeError(
+        f"the model does something that can't be followed: {last_line(reason)}",
+        "describe its axes in a plan of your own (--plan)",
+        details=error.details,
+    )
 
 
 def _finish(trace: Trace, inputs: tuple[Any, ...], outputs: Any, state: StatePairs) -> None:
@@ -217,7 +221,3 @@ def tensor_leaves(value: Any) -> list[Tensor]:
         elif hasattr(leaf, "__dict__") and not isinstance(leaf, nn.Module | type):
             found += [t for item in vars(leaf).values() for t in tensor_leaves(item)]
     return found
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -21,6 +21,7 @@ from fedmerge.types.arrays import Array
 from fedmerge.types.layouts import axis_size, index_map
 from fedmerge.types.progress import Progress
 from fedmerge.units import place_tensor, targets_of
+from fedmerge.user_code import user_code
 from fedmerge.workflow.merge import Merge
 from fedmerge.workflow.models import evaluated
 from fedmerge.workflow.oneshot.agreement import (
@@ -82,8 +83,10 @@ class Distiller:
                 progress("distilling", step, self.steps)
                 optimizer.zero_grad(set_to_none=True)
                 outputs = compared_rows(evaluated(model, lesson.inputs, has_gradient=True))
-                torch.autograd.backward(distance(outputs, lesson.wanted, spread=self._spread))
-                optimizer.step()
+                loss = distance(outputs, lesson.wanted, spread=self._spread)
+                with user_code("--distill: the model can't be trained"):
+                    torch.autograd.backward(loss)
+                    optimizer.step()
                 schedule.step()
         progress("distilling", self.steps, self.steps)
         arrays = {name: p.detach().cpu().numpy() for name, p in parameters.items()}

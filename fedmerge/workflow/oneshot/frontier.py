@@ -16,7 +16,7 @@ from fedmerge.workflow.match import is_probed
 from fedmerge.workflow.merge import Merge
 from fedmerge.workflow.oneshot.agreement import Agreement
 from fedmerge.workflow.oneshot.models import Models
-from fedmerge.workflow.oneshot.oneshot import described, refusal, set_scene
+from fedmerge.workflow.oneshot.oneshot import described, set_scene
 from fedmerge.workflow.oneshot.options import ProbeOptions
 from fedmerge.workflow.oneshot.scene import Scene
 from fedmerge.workflow.options import MatchOptions
@@ -91,11 +91,7 @@ def frontier_of(
     if not is_probed(prepared, options, probes, "--frontier"):
         raise UsageError("--frontier: the clients have no hidden units that could be matched")
     models = Models(prepared, prepared.model, device)
-    try:
-        scene = set_scene(models, options, probes, progress)
-    except Exception as error:  # the user's code may raise anything
-        raise refusal(error) from error
-    return _surveyed(scene, probes, progress)
+    return _surveyed(set_scene(models, options, probes, progress), probes, progress)
 
 
 def _surveyed(scene: Scene, probes: ProbeOptions, progress: Progress) -> Frontier:

@@ -16,6 +16,7 @@ from fedmerge.graph.model import ExportedProgram, evaluating
 from fedmerge.graph.resize import resize_module
 from fedmerge.types.arrays import Array
 from fedmerge.types.clients import Client
+from fedmerge.user_code import load_state, parts_of, placed, user_code
 from fedmerge.workflow.models import ModelCode, model_names
 from fedmerge.workflow.prepared import Prepared
 
@@ -64,8 +65,8 @@ class Models:
             for name, info in first.tensors.items()
         }
         resize_module(module, {name: tuple(tensor.shape) for name, tensor in state.items()})
-        module.load_state_dict(state)
-        return evaluating(module.to(self.device, self._precision))
+        load_state(module, state)
+        return evaluating(placed(module, self.device, self._precision))
 
     @cached_property
     def _precision(self) -> torch.dtype:
@@ -81,7 +82,10 @@ class Models:
         if self.code is None:
             return copy.deepcopy(ExportedProgram(self.program))  # its tensors are the file's
         built = self.code.build()
-        return copy.deepcopy(built) if _share_modules(built, self._template) else built
+        if not _share_modules(built, self._template):
+            return built
+        with user_code("the model cannot be copied", of=built):
+            return copy.deepcopy(built)
 
     @cached_property
     def _template(self) -> nn.Module:
@@ -98,7 +102,8 @@ class Models:
 
 
 def _share_modules(one: nn.Module, other: nn.Module) -> bool:
-    return not {id(part) for part in one.modules()}.isdisjoint(map(id, other.modules()))
+    own, others = ({id(part) for _, part in parts_of(model)} for model in (one, other))
+    return not own.isdisjoint(others)
 
 
 def _read(client: Client, name: str) -> Array:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from fedmerge.errors import ArchitectureError, FedmergeError, UsageError
+from fedmerge.errors import FedmergeError, UsageError
 from fedmerge.types.progress import Progress
 from fedmerge.workflow.layers import solve
 from fedmerge.workflow.merge import Merge
@@ -38,9 +38,9 @@ def merge_probed(
         scene = set_scene(models, options, probing, progress)
     except UsageError:
         raise
-    except Exception as error:  # the user's code may raise anything
+    except FedmergeError as error:
         if probing.asked_for or needs_probes(options):
-            raise refusal(error) from error
+            raise
         return _by_weights(prepared, options, error, device=device, progress=progress)
     return described(scene.best(progress), probing)
 
@@ -95,24 +95,10 @@ def described(merge: Merge, probing: ProbeOptions) -> Merge:
     return replace(as_stored, probes=probing.to_json(), warnings=warnings)
 
 
-def refusal(error: Exception) -> FedmergeError:
-    """Return an error of the user's model on probes as one that says so."""
-    if isinstance(error, FedmergeError):
-        return error
-    return ArchitectureError(
-        f"the model does not run on the probes: {_first_line(error)}",
-        "say what it is fed with --input-shape, or give such inputs with --probe-data",
-    )
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
-
-
 def _by_weights(
     prepared: Prepared,
     options: MatchOptions,
-    error: Exception,
+    error: FedmergeError,
     *,
     device: str,
     progress: Progress,
@@ -120,5 +106,5 @@ def _by_weights(
     merge = merge_of(
         prepared, options, solve(problem_of(prepared, options, device=device), progress)
     )
-    note = f"units were matched by their weights alone, as no probes run: {_first_line(error)}"
+    note = f"units were matched by their weights alone, as no probes run: {error.problem}"
     return replace(merge, warnings=(*merge.warnings, note))

@@ -20,7 +20,7 @@ from fedmerge.probing import (
     read_probes,
     synthetic_probes,
 )
-from fedmerge.probing.calls import Call, LayerCall, hearing
+from fedmerge.probing.calls import Call, LayerCall, run_heard
 from fedmerge.types.progress import Progress
 from fedmerge.workflow.models import evaluated
 from fedmerge.workflow.oneshot.models import Models
@@ -150,8 +150,7 @@ def work_of(model: nn.Module, inputs: tuple[Tensor, ...]) -> float:
             steps = call.inputs.shape[0] * call.inputs.shape[1]
             total += float(steps) * sum(p.numel() for p in call.parameters)
 
-    with hearing(model, hear):
-        model(*inputs)
+    run_heard(model, inputs, hear)
     return total
 
 

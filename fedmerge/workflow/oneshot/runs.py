@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterable, Iterator
 
 from torch import Tensor, nn
 
-from fedmerge.probing.calls import Call, StopRun, hearing, names_of
+from fedmerge.probing.calls import Call, names_of, run_heard
+from fedmerge.user_code import StopRun
 from fedmerge.workflow.oneshot.models import Models
 
 
@@ -16,8 +17,7 @@ def calls_of(
     """Yield the call of a weight, given by the plan's name, in every batch; a run ends there."""
     for inputs in batches:
         found: list[Call] = []
-        with hearing(model, _hear(models, name, found)):
-            model(*inputs)
+        run_heard(model, inputs, _hear(models, name, found))
         yield from found
 
 

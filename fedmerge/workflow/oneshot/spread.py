@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedmerge.probing.calls import Call, LayerCall, hearing, names_of
+from fedmerge.probing.calls import Call, LayerCall, names_of, run_heard
 from fedmerge.probing.values import Probes
 from fedmerge.types.arrays import Float64Array, FloatArray, IntArray
 from fedmerge.types.layouts import axis_size
@@ -96,8 +96,7 @@ def _client_spreads(
 
     model = models.client(client)
     for inputs in probes.batches(BATCH, models.device):
-        with hearing(model, hear):
-            model(*inputs)
+        run_heard(model, inputs, hear)
     return {name: {k: own.result() for k, own in kinds.items()} for name, kinds in sums.items()}
 
 

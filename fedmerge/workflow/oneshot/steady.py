@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedmerge.probing.calls import Call, hearing
+from fedmerge.probing.calls import Call, run_heard
 from fedmerge.probing.signatures import Reading, readings
 from fedmerge.types.arrays import Array
 from fedmerge.types.assignments import Assignment
@@ -75,8 +75,7 @@ def _rescaled(norm: Norm, arrays: Mapping[str, Array]) -> dict[str, Array]:
 
 def _read(models: Models, model: nn.Module, inputs: tuple[Tensor, ...]) -> list[Reading]:
     calls: list[Call] = []
-    with hearing(model, calls.append):
-        model(*(given.to(models.device) for given in inputs))
+    run_heard(model, [given.to(models.device) for given in inputs], calls.append)
     plan, names = models.prepared.plan, models.own_names
     return [reading for call in calls for reading in readings(call, plan, names)]
 

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedmerge.probing.calls import Call, LayerCall, hearing, names_of
+from fedmerge.probing.calls import Call, LayerCall, names_of, run_heard
 from fedmerge.probing.cells import CellCall
 from fedmerge.probing.values import Probes
 from fedmerge.types.arrays import Float64Array, IntArray
@@ -78,8 +78,7 @@ def collect_targets(
                         parts.append(Part(some_rows(name, call, per_batch, (seed, number))))
                     _add(parts[number], models, merge, client, name, call)
 
-            with hearing(model, hear):
-                model(*inputs)
+            run_heard(model, inputs, hear)
     return found
 
 
@@ -89,8 +88,7 @@ def used_once(
     """Return the names of layers that a run uses once, of those whose weights are all given."""
     calls: list[Call] = []
     model = models.client(0)
-    with hearing(model, calls.append) as uses:
-        model(*inputs)
+    uses = run_heard(model, inputs, calls.append).uses
     named = [tuple(models.own_names[weight] for weight in names_of(call)) for call in calls]
     repeated = {models.own_names[weight] for weight, times in uses.items() if times > 1}
     known = set(weights) & set(merge.plan.tensors) - repeated

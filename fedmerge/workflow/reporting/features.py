@@ -10,14 +10,16 @@ import torch
 from torch import nn
 
 from fedmerge.checkpoint import Checkpoint, from_state_dict
-from fedmerge.errors import ArchitectureError, FedmergeError, UsageError
+from fedmerge.errors import ArchitectureError, UsageError
+from fedmerge.graph.model import evaluating
 from fedmerge.report import CellPicture, FeatureMaps, UnitRow
 from fedmerge.types.arrays import Array, IntArray
 from fedmerge.types.layouts import Widths, axis_size, unit_positions
 from fedmerge.types.plans import Plan
+from fedmerge.user_code import own_code, parameters_of, run_model
 from fedmerge.workflow.load import load_checkpoint
 from fedmerge.workflow.merge import Merge
-from fedmerge.workflow.models import ModelCode, evaluated, model_names
+from fedmerge.workflow.models import ModelCode, model_names
 from fedmerge.workflow.options import NO_LEAD
 from fedmerge.workflow.prepared import Prepared, average_of
 from fedmerge.workflow.reporting.images import ImageOptions, read_image
@@ -201,8 +203,9 @@ def _look(
         weights[layer.group] = model.get_parameter(names[layer.weight]).detach().float().numpy()
 
         def keep(_: nn.Module, __: object, output: object, group: str = layer.group) -> None:
-            if isinstance(output, torch.Tensor) and output.dim() == CONVOLUTION:
-                maps.setdefault(group, output[0].detach().float().numpy().copy())
+            with own_code():
+                if isinstance(output, torch.Tensor) and output.dim() == CONVOLUTION:
+                    maps.setdefault(group, output[0].detach().float().numpy().copy())
 
         hooks.append(module.register_forward_hook(keep))
     try:
@@ -218,16 +221,11 @@ def _look(
 
 def run_on(model: nn.Module, image: Array) -> None:
     """Run a model on the image, for what its hooks see."""
-    try:
-        parameter = next(model.parameters())
-        evaluated(model, [torch.from_numpy(np.ascontiguousarray(image)).to(parameter.dtype)])
-    except FedmergeError:
-        raise
-    except Exception as error:  # the user's code may raise anything
-        raise ArchitectureError(
-            f"the model does not run on the image {tuple(image.shape)}: {error}",
-            "give a picture of the size that the model takes, or --input-shape",
-        ) from error
+    precision = next(iter(parameters_of(model).values())).dtype
+    given = torch.from_numpy(np.ascontiguousarray(image)).to(precision)
+    hint = "give a picture of the size that the model takes, or --input-shape"
+    with torch.no_grad():
+        run_model(evaluating(model), [given], hint=hint)
 
 
 def maps_of(

@@ -24,18 +24,19 @@ def check_picture(path: Path, option: str, *, inputs: Sequence[str | Path], forc
     check_targets([path], inputs=inputs, force=force)
 
 
-def draw_graph(prepared: Prepared, path: Path) -> None:
+def draw_graph(prepared: Prepared, path: Path, *, force: bool) -> None:
     """Write the picture of prepared clients' plan, by the name's ending."""
     widths = {
         group.name: [own[group.name] for own in prepared.client_widths]
         for group in prepared.plan.groups
     }
-    write_bytes(path, render_plan(plan_picture(prepared.plan, widths), _kind(path)))
+    picture = render_plan(plan_picture(prepared.plan, widths), _kind(path))
+    write_bytes(path, picture, force=force)
 
 
-def draw_sizes(frontier: Mapping[str, Any], path: Path) -> None:
+def draw_sizes(frontier: Mapping[str, Any], path: Path, *, force: bool) -> None:
     """Write the picture of a frontier, given as JSON values, by the name's ending."""
-    write_bytes(path, render_frontier(frontier_points(frontier), _kind(path)))
+    write_bytes(path, render_frontier(frontier_points(frontier), _kind(path)), force=force)
 
 
 def _kind(path: Path) -> str:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 
-from fedmerge.errors import TrainingError, UsageError
+from fedmerge.checkpoint import read_npy
+from fedmerge.errors import CheckpointError, TrainingError, UsageError
 from fedmerge.training import Preparation
 from fedmerge.training.containers import open_columns
 from fedmerge.types.arrays import Array
@@ -62,7 +64,7 @@ def check_image(options: ImageOptions) -> None:
 
 
 def _picture(options: ImageOptions, channels: int, size: tuple[int, ...]) -> Array:
-    from PIL import Image, UnidentifiedImageError  # it comes with matplotlib
+    from PIL import Image  # it comes with matplotlib
 
     if channels not in COLOURS:
         raise UsageError(
@@ -70,9 +72,11 @@ def _picture(options: ImageOptions, channels: int, size: tuple[int, ...]) -> Arr
             "give the image as .npy",
         )
     try:
-        with Image.open(options.file) as opened:
-            picture = opened.convert(COLOURS[channels])
-    except (UnidentifiedImageError, OSError, ValueError) as error:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")  # Pillow's about pictures that fill memory
+            with Image.open(options.file) as opened:
+                picture = opened.convert(COLOURS[channels])
+    except Exception as error:  # damaged pictures make its decoders raise nearly anything
         raise UsageError(f"--image {options.file.name}: cannot be read ({error})") from None
     if size:
         picture = picture.resize((size[1], size[0]))
@@ -85,9 +89,9 @@ def _picture(options: ImageOptions, channels: int, size: tuple[int, ...]) -> Arr
 def _array(path: Path) -> Array:
     """Return the array of an .npy file as one sample: (1, …)."""
     try:
-        array: Array = np.load(path, allow_pickle=False)
-    except (OSError, ValueError) as error:
-        raise UsageError(f"--image {path.name}: cannot be read ({error})") from None
+        array = read_npy(path)
+    except CheckpointError as error:
+        raise UsageError(f"--image {error.problem}") from None
     if array.ndim == 2:
         return array[None] if array.dtype == np.uint8 else array[None, None]
     return array if array.ndim == 4 else array[None]

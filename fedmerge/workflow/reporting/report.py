@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedmerge import __version__
 from fedmerge.checkpoint import check_targets, read_record, write_text
-from fedmerge.errors import CheckpointError, FedmergeError, UsageError
+from fedmerge.errors import FedmergeError, UsageError
 from fedmerge.report import (
     Fact,
     FeatureMaps,
@@ -21,7 +21,8 @@ from fedmerge.report import (
     render,
 )
 from fedmerge.types.progress import Progress, silent
-from fedmerge.workflow.record import MergeRecord, record_from_json
+from fedmerge.workflow.consistency import consistent_record
+from fedmerge.workflow.record import MergeRecord
 from fedmerge.workflow.reporting.groups import group_views
 from fedmerge.workflow.reporting.plans import has_convolution, plan_picture
 from fedmerge.workflow.reporting.rounds import last_metrics, method_of, rounds_view
@@ -76,6 +77,7 @@ def write_report(
     evaluation: EvaluationOptions | None = None,
     baselines: Sequence[str | Path] = (),
     work_dir: str | Path | None = None,
+    allow_global: Sequence[str] = (),
     force: bool = False,
     progress: Progress = silent,
 ) -> ReportFile:
@@ -84,7 +86,8 @@ def write_report(
     With the model's code, `data` measures the merge next to its clients, and `image` shows what
     matched units see. The clients are looked for beside the merged file unless they are given.
     `baselines` are other files that `retrain` wrote; of a run in rounds, `work_dir` has the
-    clients' layers (the merged file's name + .work unless it was another).
+    clients' layers (the merged file's name + .work unless it was another). `allow_global` are
+    classes that the clients' files may name: a record never says so.
     """
     merged, output = Path(merged), Path(output)
     check_report_output(output, inputs=[merged, *clients, *baselines], force=force)
@@ -96,10 +99,11 @@ def write_report(
         evaluation,
         baselines,
         None if work_dir is None else Path(work_dir),
+        allow_global,
     )
     report = make_report(merged, wishes, progress=progress)
     page = render(report, progress=progress)
-    write_text(output, page)
+    write_text(output, page, force=force)
     sections = tuple(name for name in _SECTIONS if getattr(report, name))
     return ReportFile(output, len(page.encode()), report.verdict, sections)
 
@@ -116,20 +120,14 @@ def make_report(merged: Path, wishes: Wishes, *, progress: Progress = silent) ->
     """Return what the page about a merged file tells."""
     _check_wishes(wishes)
     value = read_record(merged)
-    record = record_from_json(value, source=merged.name)
+    record = consistent_record(value, source=merged.name)
     runs = [_run_record(Path(path)) for path in wishes.baselines]
     if runs and not record.is_trained:
         raise UsageError(
             f"--baseline: {merged.name} was merged in one shot, so it has no rounds to compare"
         )
-    try:
-        names = short_names(wishes.baselines, taken=[method_of(value)] if runs else ())
-        report = _from_record(merged, value, record, dict(zip(names, runs, strict=True)))
-    except (KeyError, TypeError, ValueError, AttributeError, IndexError, StopIteration) as error:
-        raise CheckpointError(
-            f"{merged.name}: its merge record is damaged ({type(error).__name__}: {error})",
-            "merge again from the clients",
-        ) from None
+    names = short_names(wishes.baselines, taken=[method_of(value)] if runs else ())
+    report = _from_record(merged, value, record, dict(zip(names, runs, strict=True)))
     return _with_runs(report, merged, record, wishes, progress)
 
 
@@ -141,7 +139,7 @@ def _check_wishes(wishes: Wishes) -> None:
 
 def _run_record(path: Path) -> dict[str, Any]:
     record = read_record(path)
-    record_from_json(record, source=path.name)
+    consistent_record(record, source=path.name)
     if "retrain" not in record:
         raise UsageError(
             f"--baseline {path}: was merged in one shot, so it has no rounds",

@@ -19,6 +19,7 @@ from fedmerge.types.arrays import Array, IntArray
 from fedmerge.types.assignments import Assignment
 from fedmerge.types.layouts import unit_positions
 from fedmerge.types.work import Arrays
+from fedmerge.user_code import own_code
 from fedmerge.workflow.load import load_checkpoint
 from fedmerge.workflow.models import ModelCode, model_names
 from fedmerge.workflow.record import MergeRecord
@@ -112,8 +113,9 @@ def _sites(
     for place in places.values():
 
         def keep(_: nn.Module, read: tuple[torch.Tensor], made: object, key: str = place) -> None:
-            if isinstance(made, torch.Tensor) and made.dim() == image.ndim:
-                seen.setdefault(key, (read[0].detach().clone(), made.detach().clone()))
+            with own_code():
+                if isinstance(made, torch.Tensor) and made.dim() == image.ndim:
+                    seen.setdefault(key, (read[0].detach().clone(), made.detach().clone()))
 
         hooks.append(model.get_submodule(place).register_forward_hook(keep))
     try:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -97,7 +99,7 @@ def _compared(
         [path for path in files if path is not None],
         data,
         model=model,
-        options=record.options,
+        options=replace(record.options, allow_global=tuple(wishes.allow_global)),
         merged=[merged],
         plan=record.plan,
         evaluation=wishes.evaluation or EvaluationOptions(),
@@ -111,7 +113,7 @@ def _recorded_clients(
 ) -> Mapping[str, Checkpoint]:
     """Return the clients by their hashes; they must be those of the record."""
     files = _files(record, merged, wishes.clients)
-    clients = open_recorded(record, files)
+    clients = open_recorded(record, files, wishes.allow_global)
     for source in record.sources:
         if source.sha256 not in clients:
             raise CheckpointError(
@@ -129,7 +131,7 @@ def _files(record: MergeRecord, merged: Path, given: Sequence[str | Path]) -> li
     found = []
     for source in record.sources:
         place = merged.parent / source.file
-        if not source.file or not place.exists():
+        if not source.file or not os.path.exists(place):  # noqa: PTH110 (of any name)
             raise UsageError(
                 f"client {source.name} ({source.file or 'no file'}) is not beside {merged.name}",
                 "give the clients' files after the merged one",

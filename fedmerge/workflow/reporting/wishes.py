@@ -25,6 +25,7 @@ class Wishes:
     evaluation: EvaluationOptions | None = None
     baselines: Sequence[str | Path] = ()
     work_dir: Path | None = None  # of a run in rounds; None: beside the merged file
+    allow_global: Sequence[str] = ()  # classes that the clients' files may name
 
 
 def short_names(files: Sequence[str | Path], taken: Sequence[str] = ()) -> list[str]:

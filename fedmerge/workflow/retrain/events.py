@@ -66,6 +66,7 @@ class ClientFailed:
     message: str
     attempt: int
     is_last: bool
+    details: str = ""  # the traceback of code that failed
 
 
 @dataclass(frozen=True)

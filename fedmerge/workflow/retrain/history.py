@@ -6,28 +6,30 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, TypeAlias
 
+from fedmerge.types.limits import Count, Number
+
 WHY_MISSING = {  # as records say it → as people do
     "app": "its data or its training failed",
     "lost": "its worker was lost",
     "timeout": "it took too long",
 }
-Metrics: TypeAlias = Mapping[str, float | None]  # None: not finite
+Metrics: TypeAlias = Mapping[str, Number | None]  # None: not finite
 
 
 @dataclass(frozen=True)
 class RoundEntry:
     """One round that is over."""
 
-    number: int
-    pass_number: int
+    number: Count
+    pass_number: Count
     layer: str
     stage: str
-    epochs: int
-    losses: Mapping[str, float]  # client → mean of its last epoch
+    epochs: Count
+    losses: Mapping[str, Number]  # client → mean of its last epoch
     metrics: Metrics | None  # of the global model, where there is one and data
-    widths: Mapping[str, int]  # global, of the groups that are matched
-    bytes_up: int  # that clients must exchange
-    bytes_down: int
+    widths: Mapping[str, Count]  # global, of the groups that are matched
+    bytes_up: Count  # that clients must exchange
+    bytes_down: Count
     missing: Mapping[str, str]  # client → app, lost or timeout
     moved_up: int = 0  # that the engine moved; depends on retries, so it is not in the record
     moved_down: int = 0

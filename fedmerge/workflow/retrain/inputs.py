@@ -33,9 +33,10 @@ from fedmerge.training import (
 from fedmerge.training.shards import natural_order
 from fedmerge.types.assignments import Assignment
 from fedmerge.types.plans import Plan
+from fedmerge.user_code import state_of
 from fedmerge.workflow.clients import Source, expand_sources, open_clients
+from fedmerge.workflow.consistency import consistent_record
 from fedmerge.workflow.models import ModelCode
-from fedmerge.workflow.record import record_from_json
 from fedmerge.workflow.retrain.fedma import local_arrays
 from fedmerge.workflow.retrain.options import RetrainOptions
 
@@ -105,7 +106,7 @@ def _initial_clients(shards: Sequence[str], model: ModelCode, options: RetrainOp
     for name in names:
         path = ("shared",) if options.init == "shared" else ("client", name)
         with seeded(derived_seed(options.seed, "init", *path)):
-            state = model.build().state_dict()
+            state = state_of(model.build())
         clients.append(from_state_dict(state, name=name))
     return Start(clients, is_trained=False, is_initial=True)
 
@@ -119,8 +120,8 @@ def _continued(path: Path, options: RetrainOptions) -> Start:
             f"{path}: one client alone, and {error.problem.rpartition(': ')[2]}",
             "give two or more checkpoints, or a file that `match` or `retrain` wrote",
         ) from None
-    record = record_from_json(value, source=path.name)
     merged = open_checkpoint(path, options.matching.reading)
+    record = consistent_record(value, source=path.name, checkpoint=merged)
     arrays = {name: merged.read(name) for name in merged.tensors}
     widths = {entry.name: entry.width for entry in record.groups}
     clients = []

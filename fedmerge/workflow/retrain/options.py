@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
-from typing import Any, Literal, TypeAlias
+from typing import Any
 
 from fedmerge.errors import UsageError
 from fedmerge.training import Preparation as Preparation  # also ours to hand out
@@ -12,9 +12,7 @@ from fedmerge.training import TrainSettings as TrainSettings
 from fedmerge.training import default_settings, parse_normalize
 from fedmerge.types.rules import Rule, number, one_of, whole
 from fedmerge.workflow.options import MatchOptions, option_name
-
-RetrainMethod: TypeAlias = Literal["fedma", "fedavg", "fedprox"]
-Init: TypeAlias = Literal["independent", "shared"]
+from fedmerge.workflow.record_file import Init, RecordedRounds, RetrainMethod
 
 DEFAULT_ROUNDS = 10  # of fedavg and fedprox
 _PARTS = ("training", "preparation", "matching")  # fields that hold several options
@@ -73,8 +71,8 @@ class RetrainOptions:
             del training[of_a_round]
         prepared = self.preparation
         normalize = ",".join(map(str, (*prepared.mean, *prepared.std))) or None
-        images = {"normalize": normalize, "channels_last": prepared.channels_last}
-        return {**own, **training, **images}
+        images: dict[str, Any] = {"normalize": normalize, "channels_last": prepared.channels_last}
+        return asdict(RecordedRounds(**own, **training, **images))
 
 
 def retrain_options(given: Mapping[str, Any], matching: MatchOptions) -> RetrainOptions:

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from torch import nn
 
 from fedmerge import __version__
 from fedmerge.errors import ArchitectureError
@@ -21,6 +20,7 @@ from fedmerge.types.clients import Client
 from fedmerge.types.layouts import axis_size
 from fedmerge.types.plans import Plan
 from fedmerge.units import Averaging
+from fedmerge.user_code import parameters_of
 from fedmerge.workflow.clients import Source
 from fedmerge.workflow.merge import averaging_for
 from fedmerge.workflow.models import ModelCode, model_names
@@ -141,13 +141,9 @@ def _names(prepared: Prepared, code: ModelCode) -> ModelNames:
     model = code.build()
     names = model_names(prepared.clients[0], model)
     aliases = prepared.aligned[0].aliases
-    trained = {n for n, p in _parameters(model).items() if p.requires_grad}
+    trained = {n for n, p in parameters_of(model).items() if p.requires_grad}
     own = {aliases.get(name, name) for name, of_model in names.items() if of_model in trained}
     return ModelNames(names, dict(aliases), frozenset(own))
-
-
-def _parameters(model: nn.Module) -> dict[str, nn.Parameter]:
-    return dict(model.named_parameters(remove_duplicate=False))
 
 
 def _averaging(

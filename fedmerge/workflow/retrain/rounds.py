@@ -25,6 +25,7 @@ from fedmerge.workflow.retrain.running import Running
 from fedmerge.workflow.retrain.schedule import Round
 from fedmerge.workflow.retrain.state import SavedState
 from fedmerge.workflow.retrain.traffic import CountedEngine
+from fedmerge.workflow.retrain.training import check_own
 
 Keep: TypeAlias = Callable[[Round, Federation, Federation], None]  # models before, and after
 
@@ -90,6 +91,7 @@ class Rounds:
 
     def _tell(self, outcome: Outcome, current: Round, engine: CountedEngine) -> None:
         """Tell of one attempt of one client."""
+        check_own(outcome)
         if outcome.status != "ok":
             self.hear(_failed(outcome, current, is_last=self._is_last(outcome)))
             return
@@ -166,7 +168,13 @@ def _round_started(current: Round) -> RoundStarted:
 
 def _failed(outcome: Outcome, current: Round, *, is_last: bool) -> ClientFailed:
     return ClientFailed(
-        current.number, outcome.client, outcome.status, outcome.message, outcome.attempts, is_last
+        current.number,
+        outcome.client,
+        outcome.status,
+        outcome.message,
+        outcome.attempts,
+        is_last,
+        outcome.details,
     )
 
 

@@ -84,7 +84,7 @@ class WorkDir:
         self.path.mkdir(parents=True, exist_ok=True)
         for left in self.path.glob(_HIDDEN):
             left.unlink()
-        write_text(self.path / RUN_FILE, readable(run))
+        write_text(self.path / RUN_FILE, readable(run), force=True)
 
     def save(self, state: SavedState) -> None:
         """Replace the state by the one after another round."""

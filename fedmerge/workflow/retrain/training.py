@@ -16,6 +16,7 @@ from fedmerge.engines import (
     run_step,
 )
 from fedmerge.errors import TrainingError
+from fedmerge.tracebacks import defect
 from fedmerge.training import EVALUATE, TRAIN, ClientWork, derived_seed
 from fedmerge.types.arrays import Array
 from fedmerge.types.layouts import Widths
@@ -30,6 +31,12 @@ from fedmerge.workflow.retrain.schedule import Round
 
 EVALUATION = "evaluation"  # what the evaluation data's owner is called
 Hear = Callable[[Outcome], None]
+
+
+def check_own(outcome: Outcome) -> None:
+    """Raise what is wrong in fedmerge itself: it is no client's failure."""
+    if outcome.is_defect:
+        raise defect(outcome.message, details=outcome.details)
 
 
 @dataclass(frozen=True)
@@ -131,9 +138,10 @@ class Trainer:
         work = self._work(EVALUATION, data)
         task = Task(EVALUATION, EVALUATION, EVALUATE, padded, work.to_json())
         [outcome] = LocalEngine([], device=device, threads=threads).run([task], timeout=None)
+        check_own(outcome)
         if outcome.status != "ok":
             problem = f"the global model cannot be evaluated: {outcome.message}"
-            raise TrainingError(problem, outcome.hint)
+            raise TrainingError(problem, outcome.hint, details=outcome.details)
         found = {name: float(v) for name, v in outcome.values.items() if name != "samples"}
         return {name: v if math.isfinite(v) else None for name, v in found.items()}
 

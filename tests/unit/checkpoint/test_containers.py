@@ -3,6 +3,7 @@ import json
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -225,3 +226,12 @@ def test_a_class_that_is_not_installed_can_be_allowed(tmp_path: Path) -> None:
         open_checkpoint(tmp_path / "a.pt")
     with pytest.raises(CheckpointError, match="holds no tensors under names"):  # but was read
         open_checkpoint(tmp_path / "a.pt", ReadOptions(allow_globals=("absent.module.Config",)))
+
+
+@pytest.mark.parametrize("save", [save_zip, save_legacy, save_safetensors])
+def test_tensors_of_different_shards_are_never_taken_for_one(tmp_path: Path, save: Any) -> None:
+    tensors = {f"fc{k}.weight": torch.full((2, 2), float(k)) for k in range(4)}
+    checkpoint = open_checkpoint(save_sharded(tensors, tmp_path, save))
+    assert dict(checkpoint.aliases) == {}
+    for name, tensor in tensors.items():
+        assert torch.equal(checkpoint.read_torch(name), tensor)

@@ -241,20 +241,25 @@ def test_a_system_error_is_ours_and_leaves_nothing_behind(
     assert {file.name: file.read_bytes() for file in tmp_path.iterdir()} == before
 
 
+@pytest.mark.parametrize(("step", "force", "hidden"), [("link", False, 2), ("replace", True, 4)])
 def test_both_files_are_complete_before_either_gets_its_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    step: str, force: bool, hidden: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Among the hidden files are also the old model and record."""
+    if force:
+        write(tmp_path / "global.pt")
     seen: list[int] = []
-    replace = os.replace
+    give = getattr(os, step)
 
     def watched(source: Path, target: Path) -> None:
-        hidden = [path for path in tmp_path.iterdir() if path.name.startswith(".")]
-        seen.append(sum(path.stat().st_size > 0 for path in hidden))
-        replace(source, target)
+        there = [path for path in tmp_path.iterdir() if path.name.startswith(".")]
+        seen.append(sum(path.stat().st_size > 0 for path in there))
+        give(source, target)
 
-    monkeypatch.setattr(os, "replace", watched)
-    write(tmp_path / "global.pt")
-    assert seen == [2, 1]
+    monkeypatch.setattr(os, step, watched)
+    write(tmp_path / "global.pt", force=force)
+    assert seen == [hidden, hidden - force]
+    assert files(tmp_path) == ["global.pt", "global.pt.json"]
 
 
 @pytest.mark.skipif(os.name == "nt", reason="no file modes there")
@@ -317,8 +322,8 @@ def test_a_text_is_written_whole_or_not_at_all(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "plan.json"
-    write_text(path, "ä")
-    write_text(path, "ö")
+    write_text(path, "ä", force=False)
+    write_text(path, "ö", force=True)
     assert path.read_bytes() == "ö".encode()
 
     def full(*_: object) -> None:
@@ -326,6 +331,6 @@ def test_a_text_is_written_whole_or_not_at_all(
 
     monkeypatch.setattr(os, "replace", full)
     with pytest.raises(CheckpointError, match=r"plan\.json: cannot be written \(No space"):
-        write_text(path, "ü")
+        write_text(path, "ü", force=True)
     assert path.read_bytes() == "ö".encode()
     assert files(tmp_path) == ["plan.json"]

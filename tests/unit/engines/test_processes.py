@@ -1,4 +1,5 @@
 import errno
+import json
 import os
 import signal
 import subprocess
@@ -17,6 +18,7 @@ from fedmerge.engines import (
     RetryPolicy,
     Task,
     default_workers,
+    python_command,
     run_step,
 )
 from fedmerge.errors import TrainingError
@@ -121,7 +123,7 @@ def test_devices_are_dealt_to_the_workers_in_turn() -> None:
 
 
 def test_a_worker_that_does_not_start_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(processes, "_START", "import time; time.sleep(600) or {path!r}")
+    monkeypatch.setattr(processes, "_WORKER", "import time; time.sleep(600)")
     monkeypatch.setattr(processes, "START_LIMIT", 0.2)
     engine = ProcessEngine(CLIENTS, workers=1)
     outcome = run_one(engine, task("echo"), timeout=99)
@@ -131,7 +133,7 @@ def test_a_worker_that_does_not_start_is_lost(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_a_worker_that_speaks_nonsense_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(processes, "_START", "print('x' * 99, flush=True) or {path!r}")
+    monkeypatch.setattr(processes, "_WORKER", "print('x' * 99, flush=True)")
     engine = ProcessEngine(CLIENTS, workers=1)
     outcome = run_one(engine, task("echo"), timeout=99)
     engine.close()
@@ -139,8 +141,8 @@ def test_a_worker_that_speaks_nonsense_is_lost(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_time_for_starting_is_not_the_clients_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    slowly = "import time; time.sleep(1.5); " + processes._START
-    monkeypatch.setattr(processes, "_START", slowly)
+    slowly = "import time; time.sleep(1.5); " + processes._WORKER
+    monkeypatch.setattr(processes, "_WORKER", slowly)
     engine = ProcessEngine(CLIENTS, workers=1)
     outcome = run_one(engine, task("echo"), timeout=1.0)
     engine.close()
@@ -256,3 +258,39 @@ def test_there_is_a_worker_per_accelerator_or_as_many_as_the_cores_can_feed(
 ) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(cores)), raising=False)
     assert default_workers(devices, threads) == expected
+
+
+def shadow_modules(folder: Path) -> Path:
+    """Put modules of the standard library's names into a folder; return what they would create."""
+    canary = folder / "canary"
+    for name in ("signal", "queue", "threading", "subprocess", "json", "random", "cProfile"):
+        text = f"open({str(canary)!r}, 'a').write({name!r})\nraise ImportError('shadow')\n"
+        (folder / f"{name}.py").write_text(text)
+    return canary
+
+
+def test_workers_import_nothing_of_the_current_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    canary = shadow_modules(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    engine = ProcessEngine(CLIENTS, workers=1)
+    outcome = run_one(engine, task("echo"), timeout=99)
+    engine.close()
+    assert outcome.status == "ok", outcome.message
+    assert not canary.exists()
+    subprocess.run([sys.executable, "-c", "import queue"], check=False, capture_output=True)
+    assert canary.exists(), "without care it would be imported"
+
+
+def test_another_python_has_our_path_and_its_arguments(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    canary = shadow_modules(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    code = "import signal, json; print(json.dumps([sys.argv[1:], sys.path]))"
+    done = subprocess.run(
+        python_command(code, "a", "b c"), capture_output=True, text=True, check=True
+    )
+    assert json.loads(done.stdout) == [["a", "b c"], sys.path]
+    assert not canary.exists()

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fedmerge.probing.calls import Call, LayerCall, StopRun, hearing, names_of
+from fedmerge.probing.calls import Call, LayerCall, names_of, run_heard
+from fedmerge.user_code import StopRun
 
 CLOSE = 1e-12  # float64, sums of a few dozen products
 
@@ -42,8 +43,7 @@ def heard(model: nn.Module, x: Tensor) -> tuple[list[Call], Tensor]:
     """Return the calls of a run in float64, and its outputs."""
     calls: list[Call] = []
     model = model.double().eval()
-    with hearing(model, calls.append):
-        outputs = model(x)
+    outputs = run_heard(model, (x,), calls.append).outputs
     assert isinstance(outputs, Tensor)
     return calls, outputs
 
@@ -147,8 +147,7 @@ class Tied(nn.Module):
 def test_every_use_of_a_weight_is_counted_told_or_not() -> None:
     calls: list[Call] = []
     model = Tied()
-    with hearing(model, calls.append) as uses:
-        model(torch.arange(6).view(2, 3))
+    uses = run_heard(model, (torch.arange(6).view(2, 3),), calls.append).uses
     assert [names_of(call)[0] for call in calls] == [
         *("once.weight", "rnn.weight_ih_l0", "body.weight", "tokens.weight")
     ]
@@ -170,8 +169,7 @@ def test_who_hears_may_end_the_run() -> None:
         raise StopRun
 
     model = nn.Sequential(nn.Linear(4, 4), Late(), nn.Linear(4, 2))
-    with hearing(model, hear):
-        model(torch.randn(2, 4))
+    run_heard(model, (torch.randn(2, 4),), hear)
     assert ran == []
     model(torch.randn(2, 4))
     assert ran == ["late"]
@@ -183,8 +181,7 @@ def test_attention_runs_as_before_and_its_last_layer_is_told(is_batch_first: boo
     attention = nn.MultiheadAttention(8, 2, batch_first=is_batch_first).double().eval()
     x = torch.randn(3, 3, 8, dtype=torch.float64)
     calls: list[Call] = []
-    with hearing(attention, calls.append):
-        outputs, _ = attention(x, x, x)
+    outputs, _ = run_heard(attention, (x, x, x), calls.append).outputs
     assert torch.allclose(outputs, attention(x, x, x)[0], rtol=0, atol=CLOSE)
     names = {names_of(call)[0] for call in calls}
     assert names <= {"in_proj_weight", "out_proj.weight"}
@@ -204,7 +201,6 @@ def test_what_is_computed_while_hearing_is_not_told() -> None:
             if parameter.dim() == 2:
                 torch.ones(5, parameter.shape[1]) @ parameter.T
 
-    with hearing(model, hear) as uses:
-        model(torch.ones(2, 4))
+    uses = run_heard(model, (torch.ones(2, 4),), hear).uses
     assert told == ["0.weight", "2.weight"]
     assert [uses["0.weight"], uses["2.weight"]] == [1, 1]

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedmerge.probing.calls import Call, hearing
+from fedmerge.probing.calls import Call, run_heard
 from fedmerge.probing.cells import CellCall
 
 CLOSE = 1e-12
@@ -19,8 +19,7 @@ SETTINGS = list(itertools.product(KINDS, [1, 2], [False, True], [False, True], [
 
 def heard(model: nn.Module, x: Tensor) -> tuple[list[CellCall], Any]:
     calls: list[Call] = []
-    with hearing(model, calls.append):
-        outputs = model(x)
+    outputs = run_heard(model, (x,), calls.append).outputs
     assert all(isinstance(call, CellCall) for call in calls)
     return [call for call in calls if isinstance(call, CellCall)], outputs
 
@@ -86,8 +85,14 @@ def test_given_states_are_where_cells_start() -> None:
     stack = nn.GRU(3, 4)
     first = torch.randn(1, 2, 4)
     calls: list[Call] = []
-    with hearing(stack, calls.append):
-        stack(torch.randn(5, 2, 3), first)
+    run_heard(
+        stack,
+        (
+            torch.randn(5, 2, 3),
+            first,
+        ),
+        calls.append,
+    )
     (call,) = calls
     assert isinstance(call, CellCall)
     assert torch.equal(call.states[0], first[0])
@@ -104,7 +109,6 @@ def test_projections_and_packed_sequences_run_untold() -> None:
     packed = nn.utils.rnn.pack_padded_sequence(x, torch.tensor([5, 3]))
     plain = nn.GRU(3, 4)
     told: list[Call] = []
-    with hearing(plain, told.append):
-        found = plain(packed)[0]
+    found = run_heard(plain, (packed,), told.append).outputs[0]
     assert told == []
     assert torch.equal(found.data, plain(packed)[0].data)

@@ -68,5 +68,5 @@ def images(samples: int = 50, seed: int = 0) -> Shard:
 
 def write_images(path: Path, seed: int) -> Path:
     shard = images(seed=seed)
-    np.savez(path, x=shard.x, y=shard.y)
+    np.savez(path, x=shard.x[:], y=shard.y)
     return path

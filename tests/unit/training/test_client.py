@@ -73,7 +73,7 @@ def test_the_builder_follows_the_widths_of_the_weights(tmp_path: Path) -> None:
 
 def test_a_model_is_evaluated_where_its_data_are(tmp_path: Path) -> None:
     shard = images(seed=2)
-    np.savez(tmp_path / "all.npz", x_test=shard.x, y_test=shard.y)
+    np.savez(tmp_path / "all.npz", x_test=shard.x[:], y_test=shard.y)
     result = evaluate_model(start_arrays(1), work(tmp_path / "all.npz").to_json(), Place())
     model = ImageNet()
     load_arrays(model, start_arrays(1))

@@ -270,7 +270,7 @@ def test_weights_that_explode_in_the_last_step_are_told() -> None:
 
 def test_nan_in_the_samples_is_told() -> None:
     shard = images()
-    shard.x[3] = np.nan
+    shard.x[:][3] = np.nan
     with pytest.raises(TrainingError, match="the loss became NaN"):
         train_model(net(), shard, TASK, QUICK)
 

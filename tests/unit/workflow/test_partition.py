@@ -44,7 +44,7 @@ def test_every_sample_is_in_one_shard_with_its_target(tmp_path: Path, way: dict[
     seen = []
     for shard in done.shards:
         found = read_shard(shard.path)
-        numbers = found.x[:, 0].astype(int)
+        numbers = found.x[:][:, 0].astype(int)
         assert found.x.dtype == np.float32
         assert np.array_equal(found.y, y[numbers])
         assert shard.class_counts == tuple(np.bincount(y[numbers], minlength=CLASSES).tolist())
@@ -83,7 +83,7 @@ def test_clients_of_a_column_are_called_by_its_values(tmp_path: Path) -> None:
     who = np.array(["King Lear", "Fool", "a/b"])[np.arange(SAMPLES) % 3]
     done = split(tmp_path, data_set(tmp_path, who=who), by="who")
     assert [shard.path.name for shard in done.shards] == ["Fool.npz", "King-Lear.npz", "a-b.npz"]
-    assert (read_shard(done.shards[1].path).x[:, 0] % 3 == 0).all()
+    assert (read_shard(done.shards[1].path).x[:][:, 0] % 3 == 0).all()
 
 
 def test_small_clients_of_a_column_are_left_out(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from fedmerge.probing import Probes
 from fedmerge.probing.signatures import normalised, unit_responses
 from fedmerge.types.arrays import Float64Array, FloatArray
+from fedmerge.user_code import own_code, parts_of
 from fedmerge.workflow.merge import Merge
 from fedmerge.workflow.models import evaluated
 from fedmerge.workflow.oneshot.fit import FEW
@@ -152,10 +153,11 @@ class Alike:
         counts = torch.zeros(first.tensors[own.table].shape[0], dtype=torch.float64)
 
         def count(_: nn.Module, given: tuple[Tensor, ...]) -> None:
-            for tokens in given[:1]:  # none where they are given by name
-                counts.add_(torch.bincount(tokens.flatten().cpu(), minlength=len(counts)))
+            with own_code():
+                for tokens in given[:1]:  # none where they are given by name
+                    counts.add_(torch.bincount(tokens.flatten().cpu(), minlength=len(counts)))
 
-        for name, module in model.named_modules():
+        for name, module in parts_of(model):
             weight = f"{name}.weight" if name else "weight"
             is_own = self.models.own_names.get(weight) == own.table
             if is_own and isinstance(module, nn.Embedding):

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from fedmerge.types.arrays import Array
+from fedmerge.user_code import load_state
 from fedmerge.workflow.models import outputs_of
 from fedmerge.workflow.oneshot.models import Models
 from fedmerge.workflow.oneshot.symmetries.rewritten import Change, changed
@@ -70,4 +71,4 @@ class Trial:
         state = {
             model: torch.from_numpy(arrays[name].copy()) for model, name in own if name in arrays
         }
-        self._model.load_state_dict(state, strict=False)
+        load_state(self._model, state, strict=False)

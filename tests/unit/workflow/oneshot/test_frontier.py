@@ -106,5 +106,8 @@ def test_a_frontier_needs_clients_that_are_run() -> None:
 def test_a_model_that_does_not_run_on_the_probes_is_refused(tmp_path: Path) -> None:
     np.savez(tmp_path / "wrong.npz", x=np.zeros((40, 1, 9, 9), np.float32))
     wrong = ProbeOptions(data=tmp_path / "wrong.npz")
-    with pytest.raises(ArchitectureError, match="does not run on the probes: mat1"):
+    with pytest.raises(
+        ArchitectureError,
+        match=r"does not run on inputs of shape \(8, 1, 9, 9\): RuntimeError: mat1",
+    ):
         frontier([client(1), client(2)], model=CODE, probes=wrong)

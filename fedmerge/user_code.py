@@ -1,0 +1,163 @@
+"""The one boundary around code of the user's: models, factories, tasks, functions of data.
+
+Whatever that code raises, `sys.exit(0)` too, is a failure of it, with the last line of its
+traceback. What our own callbacks raise inside it stays ours, and Ctrl-C stays Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, redirect_stdout
+from contextvars import ContextVar
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from fedmerge.errors import FedmergeError, ModelCodeError, UserCodeError
+from fedmerge.tracebacks import last_line, whole_traceback
+
+if TYPE_CHECKING:
+    from torch import nn
+
+Heard: TypeAlias = Callable[[], bool | None]
+
+_REFERENCE = "_fedmerge_reference"  # the attribute by which objects know how the user named them
+_block: ContextVar[user_code | None] = ContextVar("_block", default=None)
+_heard: ContextVar[Heard] = ContextVar("_heard", default=lambda: None)
+
+
+class user_code:  # noqa: N801 (a context, like those of contextlib)
+    """A block that runs the user's code: what it raises leaves as an error that says `what`.
+
+    `of` is the object whose code it is, which may know how the user named it. Fedmerge's own
+    errors pass, and so do interrupts that were heard. What our callbacks raised (`own_code`)
+    leaves instead of what became of it. What the code prints goes to stderr, since stdout is for
+    results.
+    """
+
+    def __init__(
+        self,
+        what: str,
+        *,
+        of: object = None,
+        error: type[UserCodeError] = ModelCodeError,
+        hint: str = "",
+    ) -> None:
+        self._what, self._of, self._error, self._hint = what, of, error, hint
+        self._own: list[BaseException] = []
+        self._printed = redirect_stdout(sys.stderr)
+
+    def __enter__(self) -> None:
+        self._printed.__enter__()
+        self._token = _block.set(self)
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        reason: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        _block.reset(self._token)
+        self._printed.__exit__(kind, reason, trace)
+        if is_interrupt(reason):
+            raise KeyboardInterrupt from None
+        if self._own:
+            raise self._own[0]
+        if reason is not None and not isinstance(reason, FedmergeError):
+            problem = f"{self._what}: {last_line(reason)}{_named(self._of)}"
+            raise self._error(problem, self._hint, details=whole_traceback(reason)) from reason
+
+    def keep(self, error: BaseException) -> None:
+        """Keep an error of ours, whatever the code around it makes of it."""
+        self._own.append(error)
+
+
+class StopRun(Exception):  # noqa: N818 (it is no error)
+    """Raised in a block of our own: the rest of what the user's code does is of no interest."""
+
+
+class own_code:  # noqa: N801
+    """A block of our own that the user's code calls: what it raises is no failure of theirs."""
+
+    def __enter__(self) -> None:
+        """Begin."""
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        block = _block.get()
+        if block is not None and error is not None and not isinstance(error, StopRun):
+            block.keep(error)
+
+
+@contextmanager
+def listening(heard: Heard) -> Iterator[None]:
+    """Let `heard` tell for a while whether the user interrupted (None: it can't know)."""
+    token = _heard.set(heard)
+    try:
+        yield
+    finally:
+        _heard.reset(token)
+
+
+def is_interrupt(error: BaseException | None) -> bool:
+    """Return whether the user wants to stop, whatever code made of that."""
+    heard = _heard.get()()
+    return type(error) is KeyboardInterrupt if heard is None else heard
+
+
+def remember(built: Any, reference: str) -> None:
+    """Let an object know by which reference the user's code gave it."""
+    try:
+        vars(built)[_REFERENCE] = reference
+    except TypeError:  # it has no attributes of its own
+        return
+
+
+def _named(built: Any) -> str:
+    """Return how the user named an object, for the end of a message."""
+    try:
+        return f", in '{vars(built)[_REFERENCE]}'"
+    except (TypeError, KeyError):
+        return ""
+
+
+def run_model(model: nn.Module, inputs: Sequence[Any], *, hint: str = "") -> Any:
+    """Return what a model makes of its inputs."""
+    shapes = ", ".join(str(tuple(x.shape)) for x in inputs if hasattr(x, "shape"))
+    with user_code(f"the model does not run on inputs of shape {shapes}", of=model, hint=hint):
+        return model(*inputs)
+
+
+def placed(model: nn.Module, *where: Any) -> nn.Module:
+    """Return a model on a device, or in a precision."""
+    with user_code(f"the model can't be moved to {where[0]}", of=model):
+        moved: nn.Module = model.to(*where)
+        return moved
+
+
+def parts_of(model: nn.Module) -> list[tuple[str, nn.Module]]:
+    """Return every module of a model with its name, each once."""
+    with user_code("the model does not say what it consists of", of=model):
+        return list(model.named_modules())
+
+
+def parameters_of(model: nn.Module) -> dict[str, nn.Parameter]:
+    """Return a model's parameters by all of their names."""
+    with user_code("the model does not say what its parameters are", of=model):
+        return dict(model.named_parameters(remove_duplicate=False))
+
+
+def state_of(model: nn.Module, *, keep_vars: bool = False) -> dict[str, Any]:
+    """Return a model's state dict."""
+    with user_code("the model gives no state dict", of=model):
+        return dict(model.state_dict(keep_vars=keep_vars))
+
+
+def load_state(model: nn.Module, state: dict[str, Any], *, strict: bool = True) -> None:
+    """Load a state dict into a model."""
+    with user_code("the model does not load the tensors", of=model):
+        model.load_state_dict(state, strict=strict)

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from fedmerge.checkpoint._budget import Budget
 from fedmerge.checkpoint._contents import Contents, ReadOptions
 from fedmerge.checkpoint._exported import read_exported
 from fedmerge.checkpoint._files import SourceFile
@@ -31,8 +30,7 @@ def read_container(path: Path, options: ReadOptions) -> Contents:
         path = _model_in(path)
     kind = kind_of(path)
     if kind == "index":
-        budget = Budget()
-        return read_index(path, lambda shard: _read_shard(SourceFile.of(shard, budget), options))
+        return read_index(path, lambda shard: _read_shard(shard, options))
     return _READERS[kind](SourceFile.of(path), options)
 
 

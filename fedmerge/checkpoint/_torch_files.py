@@ -4,7 +4,7 @@ import re
 import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeAlias
 
 import torch
 
@@ -22,6 +22,7 @@ TORCH_MAGIC = 0x1950A86A20F9469CFC6C  # the first pickle of torch's legacy files
 
 _MOST_PICKLES = 100  # of a file that is none of torch's; nobody puts as many into one
 _PICKLE_RECORD = re.compile(r"[^/]+/data\.pkl")
+_Claim: TypeAlias = tuple[torch.dtype, int]  # what tensors say of a storage: its numbers and count
 _COUNT = 8  # bytes that say how many numbers of a storage follow, in a legacy file
 
 
@@ -89,12 +90,12 @@ def storage_reference(reference: Any) -> tuple[torch.dtype, str, int]:
 def read_legacy(file: SourceFile, options: ReadOptions) -> Contents:
     """Read a file of `torch.save` before 1.6: pickles, then the numbers of all storages."""
     region, places = file.whole, dict[str, Region]()
-    dtypes: dict[str, torch.dtype] = {}
+    claims: dict[str, _Claim] = {}
 
     def load(reference: Any) -> Storage:
         dtype, key, count = storage_reference(reference)
-        if dtypes.setdefault(key, dtype) != dtype:
-            raise ValueError(f"the storage '{key}' has two types")
+        if claims.setdefault(key, (dtype, count)) != (dtype, count):
+            raise ValueError(f"the storage '{key}' has two types or sizes")
         view = reference[5] if len(reference) > 5 else None
         size, own, locate = _legacy_view(view, key, count, dtype.itemsize, places)
         return Storage(dtype, size, (file, own), locate)
@@ -109,7 +110,7 @@ def read_legacy(file: SourceFile, options: ReadOptions) -> Contents:
     keys = _next_pickle(region, plain, tree)
     if isinstance(system, dict) and system.get("little_endian") is False:
         raise CheckpointError(f"{file.path}: numbers are big-endian", RESAVE)
-    places |= _storage_places(region, keys, dtypes)
+    places |= _storage_places(region, keys, claims)
     return Contents("torch legacy", tree.value, (file,))
 
 
@@ -134,26 +135,26 @@ def _legacy_view(
 
 
 def _storage_places(
-    region: Region, keys: Unpickled, dtypes: Mapping[str, torch.dtype]
+    region: Region, keys: Unpickled, claims: Mapping[str, _Claim]
 ) -> dict[str, Region]:
     """Return where the numbers of each storage lie, in the order of the keys."""
     path = region.file.path
     listed = keys.value if isinstance(keys.value, list) else []
     is_named = all(isinstance(key, str) for key in listed)
-    if not is_named or len(listed) != len(dtypes) or set(listed) != set(dtypes):
+    if not is_named or len(listed) != len(claims) or set(listed) != set(claims):
         raise damaged(path, "its storages are not those that its tensors need")
     places: dict[str, Region] = {}
     place = keys.end
     for key in listed:
-        if place + _COUNT > region.size:
+        dtype, count = claims[key]
+        size = count * dtype.itemsize
+        if place + _COUNT + size > region.size:
             raise damaged(path, "it ends too early")
-        count = int.from_bytes(region.read(place, _COUNT), "little")
-        size = count * dtypes[key].itemsize
-        place += _COUNT
-        if place + size > region.size:
-            raise damaged(path, "it ends too early")
-        places[key] = region.part(place, size)
-        place += size
+        found = int.from_bytes(region.read(place, _COUNT), "little")
+        if found != count:
+            raise damaged(path, f"a storage has {found:,} numbers, its tensors need {count:,}")
+        places[key] = region.part(place + _COUNT, size)
+        place += _COUNT + size
     return places
 
 

@@ -9,10 +9,10 @@ import pytest
 
 from benchmarks.fuzz.children import run_warm
 from benchmarks.fuzz.promises import allowed_cost, broken_promises
-from tests.attacks import pickles
+from tests.attacks import legacy_files, pickles, safetensors, scripts, zips
 from tests.attacks.attack import ATTACKS
 
-KINDS = (pickles,)
+KINDS = (legacy_files, pickles, safetensors, scripts, zips)
 
 
 @pytest.mark.parametrize("name", ATTACKS)

@@ -6,6 +6,8 @@ is wrong with a text is an error of the caller's choice, never an exception of a
 
 from __future__ import annotations
 
+import os
+import stat
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
@@ -21,13 +23,15 @@ Fail: TypeAlias = Callable[[str], FedmergeError]  # from the reason, without a f
 _Value = TypeVar("_Value")
 
 LARGEST_TEXT = 100_000_000  # bytes, as the header of a safetensors file
-MOST_PARTS = 2_000_000  # strings, lists and objects; each fills up to 64 bytes of memory and more
+MOST_PARTS = 1_500_000  # strings, lists and objects; each fills up to 120 bytes of memory and more
 MOST_NUMBERS = 6_000_000  # 3 million units of all clients: a record has two numbers of each
 LARGEST_YAML = 256_000  # bytes: its parser takes a hundred times as long as that of JSON
+LONGEST_SCALAR = 2_000  # characters in YAML: 1:59:59 is a number, whose digits take their square
 DEEPEST = 64  # lists and objects within each other
 _LONGEST_REASON = 240  # characters
 _MALFORMED = (
     *(msgspec.MsgspecError, ValueError, TypeError, OverflowError, RecursionError),
+    *(LookupError, AttributeError),  # YAML's constructors, of tags that their values contradict
     FedmergeError,  # a type's own rules
 )
 
@@ -79,7 +83,7 @@ def decode_value(value: object, kind: type[_Value], *, fail: Fail) -> _Value:
 def read_text(path: Path, *, fail: Fail) -> bytes:
     """Return a text file's bytes, unless it is too large to be one."""
     try:
-        with path.open("rb") as file:
+        with open(path, "rb", opener=_open) as file:
             content = file.read(LARGEST_TEXT + 1)
     except OSError as error:
         raise fail(error.strerror or str(error)) from error
@@ -88,6 +92,21 @@ def read_text(path: Path, *, fail: Fail) -> bytes:
     if len(content) > LARGEST_TEXT:
         raise fail(f"it has more than {LARGEST_TEXT:,} bytes")
     return content
+
+
+def _open(path: str, flags: int) -> int:
+    """Open a file; a pipe among files, to which nobody may ever write, is refused instead.
+
+    Those of the shell, such as /dev/stdin, are what the user means.
+    """
+    if str(path).startswith("/dev/"):
+        return os.open(path, flags)
+    handle = os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
+    mode = os.fstat(handle).st_mode
+    if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):  # Python itself refuses folders
+        os.close(handle)
+        raise OSError("not a regular file")
+    return handle
 
 
 def check_depth(value: object) -> None:
@@ -122,6 +141,8 @@ def _checked_depth(depth: int, event: Event) -> int:
 
     if isinstance(event, yaml.AliasEvent):
         raise ValueError("aliases (*name) are not allowed: a few lines of them stand for billions")
+    if isinstance(event, yaml.ScalarEvent) and len(event.value) > LONGEST_SCALAR:
+        raise ValueError(f"a value of more than {LONGEST_SCALAR:,} characters")
     if isinstance(event, yaml.CollectionEndEvent):
         return depth - 1
     if not isinstance(event, yaml.CollectionStartEvent):
@@ -135,6 +156,8 @@ def _reason(error: Exception) -> str:
     """Return what is wrong in one printable line."""
     if isinstance(error, RecursionError):
         return f"it is nested more than {DEEPEST} levels deep"
+    if isinstance(error, LookupError | AttributeError):
+        return "a value that contradicts its tag"
     return shortened(" ".join(str(error).split()) or type(error).__name__)
 
 

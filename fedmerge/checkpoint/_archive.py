@@ -3,7 +3,7 @@
 import zlib
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from fedmerge.checkpoint._failures import damaged, reason_of
@@ -21,6 +21,7 @@ class Archive:
 
     region: Region
     entries: Mapping[str, Entry]  # by name
+    _contents: dict[str, Region] = field(repr=False, default_factory=dict)
 
     @property
     def path(self) -> Path:
@@ -28,10 +29,12 @@ class Archive:
         return self.region.file.path
 
     def content(self, name: str) -> Region:
-        """Return where a record's bytes lie; one that is missing is a damage."""
+        """Return where a record's bytes lie, always the same region, so that it is checked once."""
         if name not in self.entries:
             raise damaged(self.path, f"its record '{name}' is missing")
-        return content_region(self.region, self.entries[name])
+        if name not in self._contents:
+            self._contents[name] = content_region(self.region, self.entries[name])
+        return self._contents[name]
 
     def read(self, name: str) -> bytes:
         """Return a record's bytes, which must agree with their checksum."""

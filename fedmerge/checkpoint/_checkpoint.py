@@ -1,5 +1,6 @@
 """One client's checkpoint: names and shapes at once, tensors on demand."""
 
+import gc
 import hashlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -120,11 +121,12 @@ def open_checkpoint(
 ) -> Checkpoint:
     """Open a checkpoint file, a shard index or a Hugging Face folder; nothing in it is run."""
     path = Path(path)
-    try:
-        contents = read_container(path, options)
-    except OSError as error:
-        raise unreadable(path, error) from error
-    return _build(contents, options, name=name or client_names([path])[0], path=path)
+    with _without_garbage_collection():
+        try:
+            contents = read_container(path, options)
+        except OSError as error:
+            raise unreadable(path, error) from error
+        return _build(contents, options, name=name or client_names([path])[0], path=path)
 
 
 def from_state_dict(tensors: Mapping[str, torch.Tensor], *, name: str) -> Checkpoint:
@@ -150,6 +152,18 @@ def _build(contents: Contents, options: ReadOptions, **place: Any) -> Checkpoint
         _stored=found.tensors,
         _files=contents.files,
     )
+
+
+@contextmanager
+def _without_garbage_collection() -> Iterator[None]:
+    """Spare Python the search for cycles among very many new values, which takes a third more."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 @contextmanager

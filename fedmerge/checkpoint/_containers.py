@@ -44,8 +44,8 @@ def _model_in(folder: Path) -> Path:
     return found
 
 
-def _read_shard(path: Path, options: ReadOptions) -> Contents:
-    kind = kind_of(path)
+def _read_shard(file: SourceFile, options: ReadOptions) -> Contents:
+    kind = kind_of(file.path)
     if kind == "index":
-        raise CheckpointError(f"{path}: a shard index where a shard was expected")
-    return _READERS[kind](SourceFile.of(path), options)
+        raise CheckpointError(f"{file.path}: a shard index where a shard was expected")
+    return _READERS[kind](file, options)

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from fedmerge.checkpoint._tensors import StoredTensor
 
 Tensors = Mapping[str, StoredTensor]
+_MOST_PREFIXES = 16  # that are tried; wrappers put one or two in front of all names
 _WORD = re.compile(  # model_ema, EMA; EMACallback; modelEma
     r"(?<![a-zA-Z0-9])(?i:ema)(?![a-zA-Z0-9])"
     r"|(?<![A-Z])EMA(?=[A-Z][a-z])"
@@ -36,7 +37,7 @@ def split_ema(tensors: Tensors) -> tuple[Tensors, Tensors]:
         return tensors, {}
     if not any(tensor.is_weight for tensor in raw.values()):
         return {}, {tail: tensors[name] for name, tail in tails.items() if tail}
-    for prefix in _prefixes(raw, next(iter(copies.values()))):
+    for prefix in _prefixes(raw, next(iter(copies.values())))[:_MOST_PREFIXES]:
         twins = {_squashed(n[len(prefix) :]): n for n in raw if n.startswith(prefix)}
         if all(
             _is_copy(tensors, name, twins.get(_squashed(tail))) for name, tail in copies.items()
@@ -54,13 +55,24 @@ def _after_ema(name: str) -> str:
 
 def _prefixes(raw: Tensors, tail: str) -> list[str]:
     """Return each "a.b." in front of a raw name that goes on like the tail, shortest first."""
-    found = set()
-    for name in raw:
-        parts = name.split(".")
-        for cut in range(len(parts)):
-            if _squashed(".".join(parts[cut:])) == _squashed(tail):
-                found.add("".join(f"{part}." for part in parts[:cut]))
+    end = _squashed(tail)
+    ends = [
+        (name, len(squashed) - len(end))
+        for name in raw
+        if (squashed := _squashed(name)).endswith(end)
+    ]
+    found = {front for name, letters in ends if (front := _front(name, letters)) is not None}
     return sorted(found, key=lambda prefix: (prefix.count("."), prefix))
+
+
+def _front(name: str, letters: int) -> str | None:
+    """Return the "a.b." in front of a name that has so many letters, None if none has."""
+    front, left = "", letters
+    for part in name.split(".")[:-1]:
+        if left <= 0:
+            break
+        front, left = f"{front}{part}.", left - len(part)
+    return front if left == 0 else None
 
 
 def _squashed(name: str) -> str:

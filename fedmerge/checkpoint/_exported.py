@@ -23,6 +23,7 @@ from fedmerge.types.programs import Program
 _CONTAINER = "exported program"
 _FORMAT = "archive_format"  # the record whose folder is the archive's root
 _OLD_STATES = ("serialized_state_dict.pt", "serialized_state_dict.json")  # before torch 2.8
+_MOST_PICKLED = 100  # tensors that are archives of their own: of subclasses, which are rare
 _MALFORMED = (ValueError, KeyError, TypeError, AttributeError, RecursionError, RuntimeError)
 
 
@@ -35,7 +36,10 @@ def read_exported(file: SourceFile, options: ReadOptions) -> Contents:
     old = [name for name in archive.entries if name in _OLD_STATES]
     if old:
         return Contents(_CONTAINER, zip_tree(archive.content(old[0]), options), (file,))
-    root = next(name for name in archive.entries if name.endswith(_FORMAT)).removesuffix(_FORMAT)
+    roots = [name for name in archive.entries if name.endswith(_FORMAT)]
+    if not roots:
+        raise damaged(file.path, f"neither '{_FORMAT}' nor '{_OLD_STATES[0]}' is in it")
+    root = roots[0].removesuffix(_FORMAT)
     check_byte_order(archive, root)
     models = [m.removesuffix(".json") for m in archive.under(f"{root}models/")]
     if not models:
@@ -86,7 +90,10 @@ def _read_tensors(archive: Archive, folder: str, model: str, options: ReadOption
         return {str(name): tensor for name, tensor in tree.items()}
     kind = folder.rstrip("/").rpartition("/")[2]
     config = _json(archive, f"{folder}{model}_{kind}_config.json")["config"]
+    archive.region.file.budget.take_tensors(len(config))
     payloads = {str(name): Payload.from_json(described) for name, described in config.items()}
+    if sum(payload.is_pickled for payload in payloads.values()) > _MOST_PICKLED:
+        raise ValueError(f"more than {_MOST_PICKLED:,} of its tensors are pickled")
     return {
         name: read_payload(archive, folder, name, payload, options)
         for name, payload in payloads.items()
@@ -100,7 +107,9 @@ def _examples(archive: Archive, record: str, options: ReadOptions) -> tuple[torc
     region = archive.content(record)
     try:
         tensors = [tensor.within(region.size) for tensor in leaves(zip_tree(region, options))]
-        return () if any(t.problem for t in tensors) else tuple(t.load() for t in tensors)
+        if any(t.problem for t in tensors) or sum(t.reads for t in tensors) > 2 * region.size:
+            return ()
+        return tuple(t.load() for t in tensors)
     except UnsafeCheckpointError:
         raise
     except CheckpointError:  # no torch file: nothing that the weights need

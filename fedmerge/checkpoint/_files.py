@@ -13,11 +13,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeAlias
 
+from fedmerge.checkpoint._budget import Budget
 from fedmerge.checkpoint._failures import damaged
 from fedmerge.errors import CheckpointError
 
 _CHUNK = 1 << 20  # bytes read at once where a file is only looked through
 _NO_CHECKSUM = 0  # in place of one that the writer was told not to compute
+# Should a pipe have taken the file's place, nobody waits for its writer.
+_FLAGS = os.O_RDONLY | getattr(os, "O_BINARY", 0) | getattr(os, "O_NONBLOCK", 0)
 _Identity: TypeAlias = tuple[int, int, int, int]
 
 
@@ -27,13 +30,14 @@ class SourceFile:
 
     path: Path
     size: int  # bytes
-    _identity: _Identity = field(repr=False)
+    identity: _Identity = field(repr=False)
+    budget: Budget = field(repr=False, compare=False)  # what reading it may cost
 
     @staticmethod
-    def of(path: Path) -> "SourceFile":
-        """Take note of a file."""
+    def of(path: Path, budget: Budget | None = None) -> "SourceFile":
+        """Take note of a file, which may share its budget with others of the same checkpoint."""
         status = path.stat()
-        return SourceFile(path, status.st_size, _identity(status))
+        return SourceFile(path, status.st_size, _identity(status), budget or Budget())
 
     @property
     def whole(self) -> "Region":
@@ -43,7 +47,7 @@ class SourceFile:
     @contextmanager
     def opened(self) -> Iterator[int]:
         """Yield a descriptor of the file, which is the same file before and after."""
-        handle = os.open(self.path, os.O_RDONLY | getattr(os, "O_BINARY", 0))
+        handle = os.open(self.path, _FLAGS)
         try:
             self._check(handle)
             yield handle
@@ -59,7 +63,7 @@ class SourceFile:
         return content.hexdigest()
 
     def _check(self, handle: int) -> None:
-        if _identity(os.fstat(handle)) != self._identity:
+        if _identity(os.fstat(handle)) != self.identity:
             raise self.changed()
 
     def changed(self) -> CheckpointError:
@@ -128,9 +132,9 @@ def _identity(status: os.stat_result) -> _Identity:
 
 
 def _fill(file: SourceFile, handle: int, target: memoryview, offset: int) -> None:
-    done = 0
     os.lseek(handle, offset, os.SEEK_SET)
     with open(handle, "rb", buffering=0, closefd=False) as stream:
+        done = 0
         while done < target.nbytes:  # one call reads at most 2 GiB
             count = stream.readinto(target[done:])
             if not count:

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from fedmerge.checkpoint._budget import Budget
 from fedmerge.checkpoint._files import Region
 
 UNRESOLVED = "a name that is computed while loading"
@@ -16,7 +17,8 @@ MALFORMED = (  # what our steps raise on a program that makes no sense
 _CHUNK = 1 << 18  # bytes read at once
 _LONGEST_LINE = 10_000  # bytes of a number, name or string that ends with a line
 _LARGEST_KEY = 1 << 60  # of integers: hashes of larger ones can be made to collide
-_MOST_MEMORIES = 1_000_000
+_LONGEST_NAME = 1_000  # characters of a function's or class's
+_MOST_MEMORIES = 600_000
 _MOST_NAMES = 10_000  # that the table does not know
 
 
@@ -95,10 +97,11 @@ class Stream:
 class Machine:
     """The stack, the marks and the memo of one pickle."""
 
-    def __init__(self, stream: Stream, trust: Trust) -> None:
+    def __init__(self, stream: Stream, trust: Trust, budget: Budget) -> None:
         self.stream = stream
         self.take = stream.take
         self.trust = trust
+        self.budget = budget
         self.stack: list[Any] = []
         self.marks: list[list[Any]] = []
         self.memo: dict[int, Any] = {}
@@ -125,6 +128,8 @@ class Machine:
     def find(self, module: object, name: object) -> object:
         """Return what a name stands for; note it where that is nothing."""
         if isinstance(module, str) and isinstance(name, str):
+            if len(module) + len(name) > _LONGEST_NAME:
+                raise ValueError(f"a name of {len(module) + len(name):,} characters")
             full = _modern(module, name) if self.protocol < 3 else f"{module}.{name}"
         else:
             full = UNRESOLVED
@@ -141,12 +146,15 @@ class Machine:
 
     def call(self, function: object, arguments: object) -> object:
         """Return what one of our functions makes of a file's arguments."""
+        self.budget.take_value()
         if isinstance(function, Inert):  # what an unknown function would have made
             return Inert(function.name)
         if not isinstance(function, Known) or function.call is None:
             raise ValueError("it calls something that is no function")
         if not isinstance(arguments, tuple):
             raise ValueError(f"'{function.name}' is called without a tuple of arguments")
+        given = sum(len(a) for a in arguments if isinstance(a, list | tuple | dict))
+        self.budget.take_items(len(arguments) + given)
         try:
             return function.call(*arguments)
         except MALFORMED as error:

@@ -11,6 +11,7 @@ from fedmerge.checkpoint._machine import Inert, Machine, as_key
 Step: TypeAlias = Callable[[Machine], None]
 
 _LONGEST_NUMBER = 1_000  # bytes
+_MOST_MARKS = 10_000  # Python itself nests a thousand levels deep
 
 
 def _global(machine: Machine) -> None:
@@ -122,14 +123,27 @@ def _unsigned(content: bytes) -> int:
     return int.from_bytes(content, "little")
 
 
+def _empty(build: Callable[[], object]) -> Step:
+    def step(machine: Machine) -> None:
+        machine.budget.take_value()
+        machine.push(build())
+
+    return step
+
+
 def _from_mark(build: Callable[[list[Any]], object]) -> Step:
-    return lambda machine: machine.push(build(machine.above_mark()))
+    def step(machine: Machine) -> None:
+        machine.budget.take_value()
+        machine.push(build(machine.above_mark()))
+
+    return step
 
 
 def _from_top(count: int) -> Step:
     def step(machine: Machine) -> None:
         if len(machine.stack) < count:
             raise IndexError("its stack is empty")
+        machine.budget.take_value()
         items = tuple(machine.stack[-count:])
         del machine.stack[-count:]
         machine.push(items)
@@ -152,6 +166,8 @@ def _get(length: int) -> Step:
 
 
 def _mark(machine: Machine) -> None:
+    if len(machine.marks) >= _MOST_MARKS:
+        raise ValueError(f"more than {_MOST_MARKS:,} marks within each other")
     machine.marks.append(machine.stack)
     machine.stack = []
 
@@ -211,9 +227,9 @@ _NAMED: Mapping[bytes, Step] = {
     pickle.SHORT_BINBYTES: _sized(1, bytes),
     pickle.BINBYTES8: _sized(8, bytes),
     pickle.BYTEARRAY8: _sized(8, bytes),
-    pickle.EMPTY_DICT: lambda machine: machine.push({}),
-    pickle.EMPTY_LIST: lambda machine: machine.push([]),
-    pickle.EMPTY_SET: lambda machine: machine.push([]),  # nobody asks what is in a set
+    pickle.EMPTY_DICT: _empty(dict),
+    pickle.EMPTY_LIST: _empty(list),
+    pickle.EMPTY_SET: _empty(list),  # nobody asks what is in a set
     pickle.EMPTY_TUPLE: _constant(()),
     pickle.DICT: _from_mark(_dictionary),
     pickle.LIST: _from_mark(list),

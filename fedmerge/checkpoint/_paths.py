@@ -46,12 +46,15 @@ def client_names(paths: Sequence[Path]) -> list[str]:
     ['model', 'model-3', 'model-2']
     """
     stems = [_stem(path) for path in paths]
+    reserved, taken, counts = set(stems), set[str](), dict[str, int]()
     names: list[str] = []
     for stem in stems:
-        name, count = stem, 1
-        while name in names or (count > 1 and name in stems):
+        name, count = stem, counts.get(stem, 1)
+        while name in taken or (count > 1 and name in reserved):
             count += 1
             name = f"{stem}-{count}"
+        counts[stem] = count
+        taken.add(name)
         names.append(name)
     return names
 

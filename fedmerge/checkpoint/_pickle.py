@@ -13,8 +13,6 @@ from fedmerge.checkpoint._files import Region
 from fedmerge.checkpoint._machine import MALFORMED, Machine, Stream, Trust
 from fedmerge.checkpoint._opcodes import STEPS, STOP
 
-MOST_OPCODES = 2_000_000  # of one pickle: fifty thousand tensors take as many
-
 
 class PickleError(Exception):
     """A pickle that is damaged or over budget; `asked` are the names it gave until then."""
@@ -31,7 +29,6 @@ class Unpickled:
     value: object
     asked: tuple[str, ...]  # names that neither the table nor the user knows
     end: int = 0  # where the pickle ends in its region
-    left: int = MOST_OPCODES  # steps that are left for further pickles of the same file
 
 
 NOTHING = Unpickled(None, ())
@@ -39,24 +36,22 @@ NOTHING = Unpickled(None, ())
 
 def read_pickle(region: Region, trust: Trust, *, after: Unpickled = NOTHING) -> Unpickled:
     """Return what the pickle at the beginning of a file, or after another one, holds."""
-    machine = Machine(Stream(region, after.end), trust)
+    machine = Machine(Stream(region, after.end), trust, region.file.budget)
     try:
-        value, steps = _run(machine, after.left)
+        value = _run(machine)
     except (*MALFORMED, struct.error) as error:
         reason = str(error) or type(error).__name__
         raise PickleError(reason, tuple(machine.asked)) from error
-    return Unpickled(value, tuple(machine.asked), machine.stream.place, after.left - steps)
+    return Unpickled(value, tuple(machine.asked), machine.stream.place)
 
 
-def _run(machine: Machine, most: int) -> tuple[object, int]:
-    """Take step after step; return what is on top of the stack after the last, and their number."""
-    take = machine.take
-    for steps in range(most):
-        code = take(1)[0]
-        if code == STOP:
-            return machine.stack.pop(), steps
+def _run(machine: Machine) -> object:
+    """Take step after step; return what is on top of the stack after the last."""
+    take, count = machine.take, machine.budget.take_step
+    while (code := take(1)[0]) != STOP:
+        count()
         step = STEPS.get(code)
         if step is None:
             raise ValueError(f"the unknown step 0x{code:02x}")
         step(machine)
-    raise ValueError(f"it has more than {MOST_OPCODES:,} steps")
+    return machine.stack.pop()

@@ -6,12 +6,13 @@ Each takes the arguments that torch's function of that name takes, checks them, 
 
 import re
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, TypeVar, cast
 
 import torch
 
+from fedmerge.checkpoint._budget import Budget
 from fedmerge.checkpoint._files import Region
 from fedmerge.checkpoint._machine import Inert, Known, as_key
 from fedmerge.checkpoint._tensors import (
@@ -26,7 +27,6 @@ from fedmerge.types.clients import TensorInfo
 
 _Kind = TypeVar("_Kind")
 
-MOST_TENSORS = 100_000  # of one pickle
 _LONGEST_ENCODED = 1_000_000  # characters of bytes that are written as text
 _CODECS = ("latin1", "latin-1", "utf-8", "utf8", "ascii")
 _STORAGES = {
@@ -63,12 +63,19 @@ class Storage:
     locate: Callable[[], Region]  # where its bytes lie, which a legacy file says at its end
 
 
-def tensor_names() -> dict[str, Known]:
+def tensor_names(budget: Budget) -> dict[str, Known]:
     """Return the table of all names that tensors and plain containers are made of.
 
-    It counts the tensors that are made by it, so every file needs a new one.
+    The tensors that are made by it count.
     """
-    counted = _Counted()
+
+    def counted(function: Callable[..., object]) -> Callable[..., object]:
+        def call(*arguments: Any) -> object:
+            budget.take_tensors()
+            return function(*arguments)
+
+        return call
+
     calls: dict[str, Callable[..., object]] = {
         f"torch._utils.{name}": counted(function) for name, function in _TENSORS.items()
     }
@@ -76,21 +83,6 @@ def tensor_names() -> dict[str, Known]:
     calls["torch.nn.parameter.Parameter"] = _parameter
     calls |= _CONTAINERS
     return {**_values(), **{name: Known(name, call=call) for name, call in calls.items()}}
-
-
-class _Counted:
-    """Functions that may be called so many times, all together."""
-
-    def __init__(self) -> None:
-        self._count = 0
-
-    def __call__(self, function: Callable[..., object]) -> Callable[..., object]:
-        def call(*arguments: Any) -> object:
-            self._count += 1
-            _check(self._count <= MOST_TENSORS)
-            return function(*arguments)
-
-        return call
 
 
 @cache
@@ -200,7 +192,9 @@ def _copied_to_device(data: object, dtype: object, *rest: object) -> StoredTenso
     """Return a tensor of a device that has no storages, which was stored as one of the CPU's."""
     source, target = _as(data, StoredTensor), _dtype(dtype)
     info = TensorInfo(source.info.shape, dtype_name(target))
-    return stored(info, lambda: source.load().to(target))
+    if source.problem:
+        return replace(source, info=info)
+    return stored(info, lambda: source.load().to(target), source.reads)
 
 
 def _mapping(*arguments: object) -> dict[object, object]:

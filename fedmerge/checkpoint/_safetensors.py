@@ -57,8 +57,9 @@ def read_safetensors(file: SourceFile, options: ReadOptions) -> Contents:
 
     header, data = _header(file, fail)
     metadata = decode_value(header.pop(METADATA, {}), dict[str, str], fail=fail)
-    entries = decode_value(header, dict[str, _Entry], fail=fail)
     try:
+        file.budget.take_tensors(len(header))
+        entries = decode_value(header, dict[str, _Entry], fail=fail)
         tree = {name: _tensor(data, entry) for name, entry in entries.items()}
         _check_gaps(entries, data.size)
     except ValueError as error:

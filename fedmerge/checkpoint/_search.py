@@ -16,7 +16,7 @@ from fedmerge.errors import CheckpointError
 _Path = tuple[str, ...]
 _DEEPEST = 64  # levels searched; no real checkpoint nests its tensors as deep
 _LONGEST_PATH = 1_000  # characters of all names on the way to a state dict
-_MOST_CONTAINERS = 200_000  # lists and dictionaries searched
+_MOST_CONTAINERS = 100_000  # lists and dictionaries searched
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """Read checkpoints that an index spreads over several files."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from pathlib import Path, PurePosixPath, PureWindowsPath
 
 from msgspec import Struct
@@ -11,6 +11,8 @@ from fedmerge.checkpoint._files import SourceFile
 from fedmerge.decoding import decode_json, read_text
 from fedmerge.errors import CheckpointError
 
+MOST_SHARDS = 10_000
+
 
 class ShardIndex(Struct):
     """What is needed of an index; it may hold more."""
@@ -18,19 +20,22 @@ class ShardIndex(Struct):
     weight_map: dict[str, str]  # tensor → file
 
 
-def read_index(path: Path, read_shard: Callable[[Path], Contents]) -> Contents:
-    """Read the union of the shards that a `*.index.json` names."""
-    places = weight_map(path)
-    shards = {shard: _open_shard(path, shard, read_shard) for shard in sorted(set(places.values()))}
+def read_index(path: Path, read_shard: Callable[[SourceFile], Contents]) -> Contents:
+    """Read the union of the shards that a `*.index.json` names, each file once."""
+    places, index = weight_map(path), SourceFile.of(path)
+    read: dict[Hashable, Contents] = {}  # by file: one may have many names
+    shards: dict[str, Contents] = {}
+    for shard in sorted(set(places.values())):
+        file = _shard_file(index, shard)
+        if file.identity not in read:
+            read[file.identity] = read_shard(file)
+        shards[shard] = read[file.identity]
     tree = {name: _tensor(path, name, shard, shards[shard]) for name, shard in places.items()}
     kinds = sorted(
-        {"safetensors" if c.container == "safetensors" else "torch" for c in shards.values()}
+        {"safetensors" if c.container == "safetensors" else "torch" for c in read.values()}
     )
-    metadata = {k: v for contents in shards.values() for k, v in contents.metadata.items()}
-    files = (
-        SourceFile.of(path),
-        *(file for contents in shards.values() for file in contents.files),
-    )
+    metadata = {k: v for contents in read.values() for k, v in contents.metadata.items()}
+    files = (index, *(file for contents in read.values() for file in contents.files))
     return Contents(f"sharded {' and '.join(kinds)}", tree, files, metadata)
 
 
@@ -43,20 +48,22 @@ def weight_map(path: Path) -> dict[str, str]:
     places = decode_json(read_text(path, fail=fail), ShardIndex, fail=fail).weight_map
     if not places:
         raise CheckpointError(f"{path}: its weight_map names no tensors")
+    if len(set(places.values())) > MOST_SHARDS:
+        raise CheckpointError(f"{path}: its weight_map names more than {MOST_SHARDS:,} shards")
     return places
 
 
-def _open_shard(index: Path, shard: str, read_shard: Callable[[Path], Contents]) -> Contents:
+def _shard_file(index: SourceFile, shard: str) -> SourceFile:
     if not _stays_inside(shard):
         raise CheckpointError(
-            f"{index}: names a shard outside its folder: {shard!r}", "do not trust this index"
+            f"{index.path}: names a shard outside its folder: {shard!r}", "do not trust this index"
         )
-    path = index.parent / shard
+    path = index.path.parent / shard
     if not path.exists():
         raise CheckpointError(
-            f"{index}: its shard {shard!r} is missing", "copy or download all shards"
+            f"{index.path}: its shard {shard!r} is missing", "copy or download all shards"
         )
-    return read_shard(path)
+    return SourceFile.of(path, index.budget)
 
 
 def _stays_inside(shard: str) -> bool:

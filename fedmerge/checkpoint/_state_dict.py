@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
+from fedmerge.checkpoint._budget import MOST_TENSORS
 from fedmerge.checkpoint._contents import Contents, ReadOptions
 from fedmerge.checkpoint._ema import Tensors, is_ema, split_ema
 from fedmerge.checkpoint._failures import listed
@@ -11,7 +12,8 @@ from fedmerge.checkpoint._names import Names, strip_wrappers
 from fedmerge.checkpoint._search import Candidate, choose
 from fedmerge.errors import CheckpointError
 
-_MOST_TENSORS = 100_000
+_TIMES_THE_SIZE = 4  # of a file's bytes, which all its tensors may read together
+_BESIDES = 4_000_000_000  # bytes that they may read in any case: views with gaps read these, too
 _LONGEST_NAME = 1_000  # characters
 _MOST_PARTS = 64  # between dots
 _COUNTER = "n_averaged"  # of torch.optim.swa_utils.AveragedModel, beside its "module." names
@@ -38,6 +40,7 @@ def normalise(contents: Contents, options: ReadOptions, label: str) -> StateDict
     tensors = {name: t for name, t in tensors.items() if name != _COUNTER}
     if contents.files:
         tensors = {name: tensor.within(contents.size) for name, tensor in tensors.items()}
+        _check_total(tensors, contents.size, label)
     _check(tensors, label)
     names = strip_wrappers(tensors)
     plain = _rename(tensors, names, label)
@@ -76,8 +79,8 @@ def _choose_weights(
 
 
 def _check_names(tensors: Tensors, label: str) -> None:
-    if len(tensors) > _MOST_TENSORS:
-        raise CheckpointError(f"{label}: holds more than {_MOST_TENSORS:,} tensors")
+    if len(tensors) > MOST_TENSORS:
+        raise CheckpointError(f"{label}: holds more than {MOST_TENSORS:,} tensors")
     for name in tensors:
         if len(name) > _LONGEST_NAME or name.count(".") > _MOST_PARTS:
             raise CheckpointError(
@@ -98,6 +101,17 @@ def _check(tensors: Tensors, label: str) -> None:
             )
     if not any(tensor.info.is_float for tensor in tensors.values()):
         raise CheckpointError(f"{label}: holds no float tensors, so nothing to merge")
+
+
+def _check_total(tensors: Tensors, size: int, label: str) -> None:
+    """Refuse tensors that show the same few bytes in very many ways."""
+    reads = {tensor.memory or name: tensor.reads for name, tensor in tensors.items()}
+    if sum(reads.values()) > _TIMES_THE_SIZE * size + _BESIDES:
+        raise CheckpointError(
+            f"{label}: its tensors are views of {sum(reads.values()):,} bytes, but the file has "
+            f"{size:,}",
+            "save every tensor with numbers of its own (`tensor.clone()`)",
+        )
 
 
 def _rename(tensors: Tensors, names: Names, label: str) -> Tensors:

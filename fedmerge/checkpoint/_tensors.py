@@ -31,7 +31,7 @@ _OBSTACLES: tuple[tuple[str, Callable[[torch.Tensor], bool]], ...] = (
 )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class StoredTensor:
     """Shape and dtype of a tensor, and a function that loads a fresh contiguous copy."""
 
@@ -39,6 +39,7 @@ class StoredTensor:
     load: Callable[[], torch.Tensor]
     problem: str = ""  # why it cannot be merged, e.g. "is sparse"
     memory: Hashable = None  # equal for two names of the same tensor, None if unknown
+    reads: int = 0  # bytes of its file that loading it reads
 
     def within(self, most_bytes: int) -> "StoredTensor":
         """Return the tensor; with a problem if it claims more bytes than its file can hold."""
@@ -54,9 +55,9 @@ class StoredTensor:
         return self.info.dtype not in INTEGER_DTYPES and self.info.shape != ()
 
 
-def stored(info: TensorInfo, load: Callable[[], torch.Tensor]) -> StoredTensor:
+def stored(info: TensorInfo, load: Callable[[], torch.Tensor], reads: int = 0) -> StoredTensor:
     """Describe a tensor of which only the header was read."""
-    return StoredTensor(info, load, _dtype_problem(info.dtype))
+    return StoredTensor(info, load, _dtype_problem(info.dtype), reads=reads)
 
 
 def describe(tensor: torch.Tensor) -> StoredTensor:
@@ -69,7 +70,7 @@ def describe(tensor: torch.Tensor) -> StoredTensor:
     return StoredTensor(info, lambda: _copy(tensor), _dtype_problem(dtype), _memory(tensor))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class View:
     """Which numbers of a storage a tensor is made of, in which order."""
 
@@ -107,12 +108,17 @@ def strided(
     info = TensorInfo(view.size, dtype_name(dtype))
     if 0 in view.size:
         return stored(info, lambda: torch.empty(view.size, dtype=dtype))
-    last, count = view.offset + view.span, held // dtype.itemsize
+    span, count = view.span, held // dtype.itemsize
+    last = view.offset + span
     if last > count:
         raise ValueError(f"a tensor reaches number {last:,} of {count:,}")
-    memory = None if owner is None else (owner, view, info.dtype)
-    problem = _dtype_problem(info.dtype)
-    return StoredTensor(info, lambda: _read_view(locate(), dtype, view), problem, memory)
+    return StoredTensor(
+        info,
+        lambda: _read_view(locate(), dtype, view),
+        _dtype_problem(info.dtype),
+        memory=None if owner is None else (owner, view, info.dtype),
+        reads=span * dtype.itemsize,
+    )
 
 
 def check_shape(shape: Sequence[int], itemsize: int) -> None:

@@ -4,7 +4,7 @@ import re
 import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeAlias
 
 import torch
 
@@ -22,6 +22,7 @@ TORCH_MAGIC = 0x1950A86A20F9469CFC6C  # the first pickle of torch's legacy files
 
 _MOST_PICKLES = 100  # of a file that is none of torch's; nobody puts as many into one
 _PICKLE_RECORD = re.compile(r"[^/]+/data\.pkl")
+_Claim: TypeAlias = tuple[torch.dtype, int]  # what tensors say of a storage: its numbers and count
 _COUNT = 8  # bytes that say how many numbers of a storage follow, in a legacy file
 
 
@@ -37,7 +38,7 @@ def zip_tree(region: Region, options: ReadOptions) -> object:
     root = record.removesuffix("data.pkl")
     check_byte_order(archive, root)
     storages = ArchiveStorages(archive, f"{root}data/")
-    trust = Trust(tensor_names(), admitting(options.allow_globals), storages.load)
+    trust = Trust(tensor_names(region.file.budget), admitting(options.allow_globals), storages.load)
     content = archive.content(record)
     content.check()
     return understood(archive.path, lambda: read_pickle(content, trust)).value
@@ -61,7 +62,6 @@ class ArchiveStorages:
     def __init__(self, archive: Archive, folder: str) -> None:
         self._archive = archive
         self._folder = folder
-        self._found: dict[str, Region] = {}
 
     def load(self, reference: Any) -> Storage:
         """Return the storage that a reference means."""
@@ -73,13 +73,7 @@ class ArchiveStorages:
         if count * dtype.itemsize > held:
             raise ValueError(f"its record '{record}' has {held:,} bytes, too few for {count:,}")
         owner = (self._archive.region.file, self._archive.region.start, record)
-        return Storage(dtype, count, owner, lambda: self._region(record))
-
-    def _region(self, record: str) -> Region:
-        """Return where a record lies, the same for all its tensors: it is checked once."""
-        if record not in self._found:
-            self._found[record] = self._archive.content(record)
-        return self._found[record]
+        return Storage(dtype, count, owner, lambda: self._archive.content(record))
 
 
 def storage_reference(reference: Any) -> tuple[torch.dtype, str, int]:
@@ -96,18 +90,18 @@ def storage_reference(reference: Any) -> tuple[torch.dtype, str, int]:
 def read_legacy(file: SourceFile, options: ReadOptions) -> Contents:
     """Read a file of `torch.save` before 1.6: pickles, then the numbers of all storages."""
     region, places = file.whole, dict[str, Region]()
-    dtypes: dict[str, torch.dtype] = {}
+    claims: dict[str, _Claim] = {}
 
     def load(reference: Any) -> Storage:
         dtype, key, count = storage_reference(reference)
-        if dtypes.setdefault(key, dtype) != dtype:
-            raise ValueError(f"the storage '{key}' has two types")
+        if claims.setdefault(key, (dtype, count)) != (dtype, count):
+            raise ValueError(f"the storage '{key}' has two types or sizes")
         view = reference[5] if len(reference) > 5 else None
         size, own, locate = _legacy_view(view, key, count, dtype.itemsize, places)
         return Storage(dtype, size, (file, own), locate)
 
     plain = Trust(is_admitted=admitting(options.allow_globals))
-    trust = Trust(tensor_names(), plain.is_admitted, load)
+    trust = Trust(tensor_names(file.budget), plain.is_admitted, load)
     found = NOTHING
     for _ in range(3):  # magic number, version, system
         found = _next_pickle(region, plain, found)
@@ -116,7 +110,7 @@ def read_legacy(file: SourceFile, options: ReadOptions) -> Contents:
     keys = _next_pickle(region, plain, tree)
     if isinstance(system, dict) and system.get("little_endian") is False:
         raise CheckpointError(f"{file.path}: numbers are big-endian", RESAVE)
-    places |= _storage_places(region, keys, dtypes)
+    places |= _storage_places(region, keys, claims)
     return Contents("torch legacy", tree.value, (file,))
 
 
@@ -131,11 +125,8 @@ def _legacy_view(
     if view is None:
         return count, key, lambda: places[key]
     view_key, offset, size = view if isinstance(view, tuple) else (None, None, None)
-    if (
-        type(offset) is not int
-        or type(size) is not int
-        or not 0 <= offset <= offset + size <= count
-    ):
+    is_view = isinstance(view_key, str) and type(offset) is int and type(size) is int
+    if not is_view or not 0 <= offset <= offset + size <= count:
         raise ValueError("a view beyond its storage")
     return (
         *(size, (key, view_key)),
@@ -144,24 +135,26 @@ def _legacy_view(
 
 
 def _storage_places(
-    region: Region, keys: Unpickled, dtypes: Mapping[str, torch.dtype]
+    region: Region, keys: Unpickled, claims: Mapping[str, _Claim]
 ) -> dict[str, Region]:
     """Return where the numbers of each storage lie, in the order of the keys."""
     path = region.file.path
-    if not isinstance(keys.value, list) or set(keys.value) != set(dtypes):
+    listed = keys.value if isinstance(keys.value, list) else []
+    is_named = all(isinstance(key, str) for key in listed)
+    if not is_named or len(listed) != len(claims) or set(listed) != set(claims):
         raise damaged(path, "its storages are not those that its tensors need")
     places: dict[str, Region] = {}
     place = keys.end
-    for key in keys.value:
-        if place + _COUNT > region.size:
+    for key in listed:
+        dtype, count = claims[key]
+        size = count * dtype.itemsize
+        if place + _COUNT + size > region.size:
             raise damaged(path, "it ends too early")
-        count = int.from_bytes(region.read(place, _COUNT), "little")
-        size = count * dtypes[key].itemsize
-        place += _COUNT
-        if place + size > region.size:
-            raise damaged(path, "it ends too early")
-        places[key] = region.part(place, size)
-        place += size
+        found = int.from_bytes(region.read(place, _COUNT), "little")
+        if found != count:
+            raise damaged(path, f"a storage has {found:,} numbers, its tensors need {count:,}")
+        places[key] = region.part(place + _COUNT, size)
+        place += _COUNT + size
     return places
 
 

@@ -3,11 +3,11 @@
 import struct
 from dataclasses import dataclass
 
+from fedmerge.checkpoint._budget import Budget
 from fedmerge.checkpoint._failures import damaged
 from fedmerge.checkpoint._files import Region
 from fedmerge.errors import CheckpointError
 
-MOST_RECORDS = 200_000
 STORED, DEFLATED = 0, 8  # methods of compression
 
 _LARGEST_DIRECTORY = 64_000_000  # bytes
@@ -23,7 +23,7 @@ _ENCRYPTED = 1  # a flag
 _OUTSIDE = "lies beyond the file or has no header"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Entry:
     """What the directory says of one record."""
 
@@ -42,7 +42,7 @@ def read_directory(archive: Region) -> list[Entry]:
         begin, size = _directory_place(archive)
         if size > _LARGEST_DIRECTORY:
             raise ValueError(f"its directory has {size:,} bytes")
-        return _entries(archive.read(begin, size))
+        return _entries(archive.read(begin, size), archive.file.budget)
     except (struct.error, ValueError) as error:
         raise _damaged(archive, str(error) or "it is no zip file") from error
 
@@ -86,12 +86,11 @@ def _wide_place(archive: Region, end: int) -> tuple[int, int, int]:
     return begin, size, place
 
 
-def _entries(directory: bytes) -> list[Entry]:
+def _entries(directory: bytes, budget: Budget) -> list[Entry]:
     entries: list[Entry] = []
     place = 0
     while place < len(directory):
-        if len(entries) == MOST_RECORDS:
-            raise ValueError(f"it has more than {MOST_RECORDS:,} records")
+        budget.take_record()
         fields = _ENTRY.unpack_from(directory, place)
         signature, flags, method, crc, stored, size = (fields[i] for i in (0, 3, 4, 7, 8, 9))
         name_length, extra_length, comment_length, header = (fields[i] for i in (10, 11, 12, 16))

@@ -9,7 +9,7 @@ from fedmerge.types.arrays import Array
 FLOAT_DTYPES = ("float64", "float32", "float16", "bfloat16")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class TensorInfo:
     """Shape and dtype of one stored tensor."""
 

@@ -62,7 +62,8 @@ def _inspect_opened(
     plan, unplanned = None, None
     try:
         for tensor in checkpoint.tensors:
-            checkpoint.read(tensor)  # refuses values that are not finite
+            if tensor not in checkpoint.aliases:
+                checkpoint.read(tensor)  # refuses values that are not finite
         plan = _plan(checkpoint, chain)
     except FedmergeError as error:
         unplanned = error

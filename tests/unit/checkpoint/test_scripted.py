@@ -172,7 +172,7 @@ def test_a_module_inside_itself_is_met_once(tmp_path: Path) -> None:
 def test_few_modules_that_stand_for_very_many_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_scripted, "_MOST_MODULES", 1000)
+    monkeypatch.setattr(_scripted, "_MOST_ATTRIBUTES", 1000)
     content = built(b"")
     for level in range(20):  # each holds the one before twice
         memo = bytes([level])
@@ -180,5 +180,5 @@ def test_few_modules_that_stand_for_very_many_are_refused(
         content += b"q" + memo + built(twice)
     many = b"\x80\x02" + content + b"."
     path = MODULES["embedding"](tmp_path / "a.pt")
-    with pytest.raises(CheckpointError, match="more than 1,000 modules"):
+    with pytest.raises(CheckpointError, match="more than 1,000 attributes"):
         open_checkpoint(changed(path, tmp_path / "b.pt", {"data.pkl": lambda _: many}))

@@ -16,7 +16,6 @@ from fedmerge.decoding import decode_value, shortened
 from fedmerge.errors import UsageError
 from fedmerge.workflow.options import option_name
 
-SCHEMA = 1
 BY_HAND = ("allow_global", "force")  # only ever on the command line: they decide on trust
 _NOT_OPTIONS = ("config", "context", *BY_HAND)
 

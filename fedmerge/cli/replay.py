@@ -15,7 +15,7 @@ from fedmerge.errors import CheckpointError, UnsafeCheckpointError, UsageError
 from fedmerge.graph import plan_to_json
 from fedmerge.workflow.options import MatchOptions
 from fedmerge.workflow.record import MergeRecord, record_from_json
-from fedmerge.workflow.replay import REPLAYED
+from fedmerge.workflow.replay import REPLAYED, REPLAYED_PROBES
 
 _NAME_THEM = "name the clients on the command line: they are looked for beside the record"
 _TASKS = ("classification", "language-model")  # all others are code
@@ -51,12 +51,10 @@ def _probes(record: MergeRecord, folder: Path) -> dict[str, Any]:
         return {"probe": "none"}
     prepared = probes.preparation
     normalize = "" if prepared is None else ",".join(map(str, (*prepared.mean, *prepared.std)))
+    said = {option: getattr(probes, name) for option, name in REPLAYED_PROBES.items()}
     return {
-        "probe": probes.source,
+        **{o: ",".join(map(str, v)) if isinstance(v, tuple) else v for o, v in said.items()},
         "probe_data": None if probes.data is None else str(folder / probes.data),
-        "probe_count": probes.count,
-        "probe_mean": ",".join(map(str, probes.mean)),
-        "probe_std": ",".join(map(str, probes.std)),
         "normalize": normalize or None,
         "channels_last": prepared is not None and prepared.channels_last,
     }
@@ -79,7 +77,8 @@ def _clients(record: MergeRecord, folder: Path, context: typer.Context) -> list[
         try:
             digest = open_checkpoint(path, options.reading).sha256()
         except UnsafeCheckpointError as error:
-            raise UnsafeCheckpointError(error.problem, f"{error.hint}; {_AGAIN}") from None
+            again = f"; {_AGAIN}" if "--allow-global" in error.hint else ""
+            raise UnsafeCheckpointError(error.problem, error.hint + again) from None
         except CheckpointError as error:
             raise UsageError(
                 f"a recorded client can't be read: {error.problem}", _NAME_THEM

@@ -13,6 +13,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 from fedmerge.decoding import DEEPEST, decode_value, shortened
 from fedmerge.errors import ArchitectureError, FedmergeError
 from fedmerge.types.layouts import Concat, Layout, Pinned, Product, Units, groups_in
+from fedmerge.types.limits import Count, Name
 from fedmerge.types.plans import OUTPUT, Group, Norm, Plan, Role, TensorPlan
 
 FORMAT: Final = 1
@@ -22,16 +23,15 @@ MOST_TERMS = 10_000  # plain products that one axis may be a sum of: they are wa
 _GIVEN = "the plan gives its width"
 _HINT = "docs/reference/plan.md describes the format; `fedmerge plan A -o plan.json` writes one"
 
-_Size: TypeAlias = Annotated[int, Meta(ge=0, le=2**53)]
 _Width: TypeAlias = Annotated[int, Meta(ge=1, le=2**53)]
-_Layout: TypeAlias = "str | _Size | JsonLayout"
+_Layout: TypeAlias = "Name | Count | JsonLayout"
 _Parts: TypeAlias = "Annotated[list[_Layout], Meta(min_length=1)] | UnsetType"
 
 
 class JsonLayout(Struct, frozen=True, forbid_unknown_fields=True):
     """A layout that is neither a group's name nor a bare size."""
 
-    pinned: _Size | UnsetType = UNSET
+    pinned: Count | UnsetType = UNSET
     why: str | UnsetType = UNSET
     prod: _Parts = UNSET
     cat: _Parts = UNSET
@@ -46,14 +46,14 @@ class JsonTensor(Struct, frozen=True, forbid_unknown_fields=True):
     """A tensor with more to say than its axes."""
 
     axes: list[_Layout]
-    out: _Size = 0
+    out: Count = 0
     role: Role = "weight"
 
 
 class JsonGroup(Struct, frozen=True, forbid_unknown_fields=True):
     """A group with more to say than its name."""
 
-    name: str
+    name: Name
     can_grow: bool | UnsetType = UNSET
     why: str | UnsetType = UNSET
     width: _Width | None = None
@@ -62,23 +62,23 @@ class JsonGroup(Struct, frozen=True, forbid_unknown_fields=True):
 class JsonNorm(Struct, frozen=True, forbid_unknown_fields=True):
     """A batch norm, by the names of its tensors."""
 
-    producer: str
-    mean: str
-    variance: str
-    bias: str | None = None
-    scale: str | None = None
-    shift: str | None = None
+    producer: Name
+    mean: Name
+    variance: Name
+    bias: Name | None = None
+    scale: Name | None = None
+    shift: Name | None = None
     eps: Annotated[float, Meta(ge=0, le=1e30)] = 1e-5
 
 
 class JsonPlan(Struct, frozen=True, forbid_unknown_fields=True):
     """A plan as it stands in a file."""
 
-    tensors: dict[str, list[_Layout] | JsonTensor]
-    groups: list[str | JsonGroup] = []
+    tensors: dict[Name, list[_Layout] | JsonTensor]
+    groups: list[Name | JsonGroup] = []
     norms: list[JsonNorm] = []
-    same_width: list[list[str]] = []
-    kept: list[str] = []
+    same_width: list[list[Name]] = []
+    kept: list[Name] = []
     architecture: str = ""
     notes: list[str] = []
     format: Literal[1] = FORMAT
@@ -102,8 +102,9 @@ def plan_to_json(plan: Plan) -> dict[str, Any]:
 
 def plan_from_json(value: object) -> Plan:
     """Return the plan that JSON values describe; only `tensors` is required."""
-    if isinstance(value, dict) and value.get("format", FORMAT) != FORMAT:
-        raise _error(f"the plan has format {value['format']!r}, expected {FORMAT}")
+    found = value.get("format") if isinstance(value, dict) else None
+    if isinstance(found, int) and found != FORMAT:
+        raise _error(f"the plan has format {found}, expected {FORMAT}")
     given = decode_value(value, JsonPlan, fail=lambda reason: _refusal(value, reason))
     if len(given.tensors) > MOST_TENSORS:
         raise _error(

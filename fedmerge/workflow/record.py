@@ -11,7 +11,7 @@ import numpy as np
 from msgspec import UNSET
 
 from fedmerge.checkpoint import Checkpoint
-from fedmerge.decoding import decode_value
+from fedmerge.decoding import decode_value, shortened
 from fedmerge.errors import ArchitectureError, CheckpointError
 from fedmerge.graph import plan_from_json
 from fedmerge.types.arrays import Float64Array, IntArray
@@ -96,10 +96,11 @@ def record_from_json(value: Any, *, source: str) -> MergeRecord:
 
 
 def _check_format(value: Mapping[str, Any], source: str) -> None:
-    if value.get("format", FORMAT) != FORMAT:
+    found = value.get("format")
+    if isinstance(found, int) and found != FORMAT:
         raise CheckpointError(
-            f"{source}: its merge record has format {value['format']!r}, expected {FORMAT}",
-            f"it was written by fedmerge {value.get('fedmerge')!r}",
+            f"{source}: its merge record has format {found}, expected {FORMAT}",
+            f"it was written by fedmerge {shortened(str(value.get('fedmerge')))}",
         )
 
 

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Final, Literal, TypeAlias
 from msgspec import UNSET, Meta, UnsetType
 
 from fedmerge.graph.plan_json import JsonPlan
-from fedmerge.types.limits import Cosine, Count, Digest, Number, Place, Share
+from fedmerge.types.limits import Cosine, Count, Digest, Name, Number, Place, Share
 from fedmerge.workflow.options import RecordedOptions
 from fedmerge.workflow.retrain.history import RoundEntry
 
@@ -30,7 +30,7 @@ Similarities: TypeAlias = tuple[tuple[Cosine | None, ...], ...]  # None: a unit 
 class SourceEntry:
     """What the record says of one client: its file's name without folders, and its hash."""
 
-    name: str
+    name: Name
     file: str  # empty: it was in memory
     sha256: Digest
     size: Count
@@ -40,7 +40,7 @@ class SourceEntry:
 class GroupEntry:
     """What the record says of one group."""
 
-    name: str
+    name: Name
     client_widths: tuple[Count, ...]
     width: Count  # global units
     padding: Count  # of these, units of no client that keep recurrent layers equally wide

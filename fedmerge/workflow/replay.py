@@ -20,9 +20,12 @@ from fedmerge.workflow.record_file import RecordedRounds, RecordFile, RetrainEnt
 
 REPLAYED = frozenset(option.name for option in fields(RecordedOptions))
 REPLAYED_ROUNDS = frozenset(option.name for option in fields(RecordedRounds))
-REPLAYED_PROBES = frozenset(
-    {"probe", "probe_count", "probe_mean", "probe_std", "normalize", "channels_last"}
-)
+REPLAYED_PROBES: Mapping[str, str] = {  # and what a record calls them
+    "probe": "source",
+    "probe_count": "count",
+    "probe_mean": "mean",
+    "probe_std": "std",
+}
 
 _READS = "it says which files are read"
 _WRITES = "it says what is written where"

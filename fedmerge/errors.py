@@ -12,15 +12,17 @@ class FedmergeError(Exception):
 
     exit_code = 1
 
-    def __init__(self, problem: str, hint: str = "", *, details: str = "") -> None:
+    def __init__(self, problem: str, hint: str = "", *, details: str = "", brief: str = "") -> None:
         super().__init__(problem)
         self.problem = problem
         self.hint = hint
         self.details = details  # the traceback of code that failed, which -v shows
+        self.brief = brief or problem  # without files and lines, for records
 
     def within(self: _Error, place: str) -> _Error:
         """Return the error with the place where it happened in front."""
-        return type(self)(f"{place}: {self.problem}", self.hint, details=self.details)
+        problem = f"{place}: {self.problem}"
+        return type(self)(problem, self.hint, details=self.details, brief=self.brief)
 
     @property
     def kind(self) -> str:
@@ -60,6 +62,15 @@ class TrainingError(FedmergeError):
 
 class VerificationError(FedmergeError):
     """A merged file does not agree with its record or its clients."""
+
+
+class UntoldError(ArchitectureError):
+    """A plan can't be verified: the model's outputs tell nothing."""
+
+    @property
+    def kind(self) -> str:
+        """The error's family, as `--json` reports it."""
+        return ArchitectureError.__name__
 
 
 class UserCodeError(FedmergeError):

@@ -60,7 +60,7 @@ def failure_of(error: BaseException) -> FedmergeError:
     if is_out_of_memory(error):
         return FedmergeError("out of memory", _MEMORY_HINT, details=details)
     if isinstance(error, OSError):
-        return FedmergeError(_message(error), details=details)
+        return FedmergeError(message_of(error), details=details)
     return defect(f"{headline(error)}{_own_line(error)}", details=details)
 
 
@@ -88,15 +88,20 @@ def is_out_of_memory(error: BaseException) -> bool:
     if isinstance(error, MemoryError):
         return True
     is_torchs = isinstance(error, RuntimeError)
-    return is_torchs and any(words in _message(error) for words in _NO_MEMORY)
+    return is_torchs and any(words in message_of(error) for words in _NO_MEMORY)
+
+
+def shown_line(file: str, line: int) -> str:
+    """Return a line of code as the user would look for it."""
+    return f"{_shown(file)}:{line}"
 
 
 def headline(error: BaseException) -> str:
     """Return an error's kind and text in one line."""
-    return f"{type(error).__name__}: {_message(error)}".removesuffix(": ")
+    return f"{type(error).__name__}: {message_of(error)}".removesuffix(": ")
 
 
-def _message(error: BaseException) -> str:
+def message_of(error: BaseException) -> str:
     """Return an error's own text in one line."""
     try:
         text = " ".join(str(error).split())
@@ -114,10 +119,10 @@ def _shortened(text: str, most: int) -> str:
 def _users_line(error: BaseException) -> str:
     """Return file and line of the last step in code that is no library's, or nothing."""
     if isinstance(error, SyntaxError) and error.filename:
-        return f"{_shown(error.filename)}:{error.lineno}"
+        return shown_line(error.filename, error.lineno or 0)
     for file, line in reversed(list(_steps(error))):
         if not _is_in(file, _OWN) and (_is_users_file(file) or not _is_library(file)):
-            return f"{_shown(file)}:{line}"
+            return shown_line(file, line)
     return ""
 
 

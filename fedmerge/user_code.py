@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from fedmerge.errors import FedmergeError, ModelCodeError, UserCodeError
-from fedmerge.tracebacks import last_line, whole_traceback
+from fedmerge.tracebacks import headline, last_line, whole_traceback
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -66,7 +66,9 @@ class user_code:  # noqa: N801 (a context, like those of contextlib)
             raise self._own[0]
         if reason is not None and not isinstance(reason, FedmergeError):
             problem = f"{self._what}: {last_line(reason)}{named(self._of)}"
-            raise self._error(problem, self._hint, details=whole_traceback(reason)) from reason
+            brief = f"{self._what}: {headline(reason)}"
+            details = whole_traceback(reason)
+            raise self._error(problem, self._hint, details=details, brief=brief) from reason
 
     def keep(self, error: BaseException) -> None:
         """Keep an error of ours, whatever the code around it makes of it."""

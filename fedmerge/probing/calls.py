@@ -16,7 +16,7 @@ from torch.overrides import TorchFunctionMode
 
 from fedmerge.errors import UserCodeError
 from fedmerge.graph.model.dispatch import EagerMode, eagerly, uncompiled
-from fedmerge.graph.model.walk import float_tensors
+from fedmerge.graph.model.modules import float_tensors
 from fedmerge.probing.cells import GATES, CellCall, StackRun, run_stack
 from fedmerge.probing.patches import Window, patches
 from fedmerge.user_code import StopRun, own_code, run_model

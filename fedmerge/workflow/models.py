@@ -15,18 +15,19 @@ from fedmerge.checkpoint import Checkpoint
 from fedmerge.errors import ArchitectureError, UsageError
 from fedmerge.graph.model import (
     ExportedProgram,
+    Ways,
     deduce_inputs,
     evaluating,
     is_compiler_loaded,
     load_factory,
-    paths_of,
     pin_misfits,
     plan_model,
     probe_growth,
     program_inputs,
     verify_plan,
+    ways_of,
 )
-from fedmerge.graph.model.walk import StatePairs, plain_numbers
+from fedmerge.graph.model.modules import StatePairs, plain_numbers
 from fedmerge.graph.resize import resize_module
 from fedmerge.types.plans import Norm, Plan
 from fedmerge.user_code import optional_tensors, run_model, state_of, user_code
@@ -114,27 +115,32 @@ def _plan_checked(
 ) -> Plan:
     """Return a model's plan after it held on every way through the model."""
     rng = np.random.default_rng(seed)
-    plan = _planned(model, inputs, state)
-    for path in paths_of(model, inputs):
-        with path():
-            plan = pin_misfits(model, plan, inputs, rng=rng, state=state)
-            plan = probe_growth(model, plan, inputs, rng=rng, state=state)
-    return plan
+    ways, plan = _planned(model, inputs, state)
+
+    def check(given: tuple[Any, ...]) -> None:
+        nonlocal plan
+        plan = pin_misfits(model, plan, given, rng=rng, state=state)
+        plan = probe_growth(model, plan, given, rng=rng, state=state)
+
+    ways.follow(check)
+    return replace(plan, notes=(*plan.notes, *ways.notes))
 
 
-def _planned(model: nn.Module, inputs: tuple[Any, ...], state: StatePairs) -> Plan:
-    """Return the plan of a run; of a second one where the first only loaded torch's compiler.
+def _planned(model: nn.Module, inputs: tuple[Any, ...], state: StatePairs) -> tuple[Ways, Plan]:
+    """Return ways and plan of a run; of a second one where the first only loaded torch's compiler.
 
     Some functions call the compiler by themselves (flex attention), which fails under our modes
     unless it is told beforehand to stand aside.
     """
     was_loaded = is_compiler_loaded()
     try:
-        return plan_model(model, inputs, state=state)
+        ways = ways_of(model, inputs, state=state)
+        return ways, plan_model(model, inputs, state=state, ways=ways)
     except ArchitectureError:
         if was_loaded or not is_compiler_loaded():
             raise
-    return plan_model(model, inputs, state=state)
+    ways = ways_of(model, inputs, state=state)
+    return ways, plan_model(model, inputs, state=state, ways=ways)
 
 
 def check_plan(code: ModelCode, client: Checkpoint, plan: Plan, *, seed: int) -> None:
@@ -144,9 +150,10 @@ def check_plan(code: ModelCode, client: Checkpoint, plan: Plan, *, seed: int) ->
     resize_module(model, {names[name]: info.shape for name, info in client.tensors.items()})
     inputs = code.inputs(model)
     rng = np.random.default_rng(seed)
-    for path in paths_of(model, inputs):
-        with path():
-            verify_plan(model, _renamed(plan, names), inputs, rng=rng, state=code.state)
+    own = _renamed(plan, names)
+    ways_of(model, inputs, state=code.state).follow(
+        lambda given: verify_plan(model, own, given, rng=rng, state=code.state)
+    )
 
 
 def model_names(client: Checkpoint, model: nn.Module) -> dict[str, str]:

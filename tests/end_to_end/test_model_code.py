@@ -338,3 +338,47 @@ def build():
     print("building")
     return nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 7), nn.Tanh(), nn.Linear(7, 3))
 """
+
+
+BRANCHES = """
+import torch
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Linear(4, 6), nn.Linear(6, 3)
+
+    def forward(self, x):
+        h = self.first(x)
+        return self.last(self.choose(h, x))
+
+    def choose(self, h, x):
+        return h
+
+class Numbered(Net):
+    def choose(self, h, x):
+        return h * torch.arange(6) if x.sum() > 1e3 else h
+
+class Broken(Net):
+    def choose(self, h, x):
+        return h @ torch.ones(7, 7) if x.sum() > 1e3 else h
+"""
+
+
+def test_a_branch_by_data_is_planned_on_both_sides_or_refused_with_its_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "net.py").write_text(BRANCHES)
+    parts = nn.ModuleDict({"first": nn.Linear(4, 6), "last": nn.Linear(6, 3)})
+    torch.save(parts.state_dict(), tmp_path / "a.pt")
+    line = next(k for k, text in enumerate(BRANCHES.splitlines(), 1) if "torch.ones" in text)
+    groups = {}
+    for name, code in (("Net", 0), ("Numbered", 0), ("Broken", 3)):
+        factory = ["--model", f"{tmp_path / 'net.py'}:{name}"]
+        assert run(["plan", str(tmp_path / "a.pt"), *factory, "--json"]) == code
+        printed = capsys.readouterr()
+        groups[name] = json.loads(printed.out).get("groups")
+    assert [len(groups[name]) for name in ("Net", "Numbered")] == [1, 0]
+    assert f"decides by its data or weights ({tmp_path / 'net.py'}:{line})" in printed.err
+    assert "--plan" in printed.err

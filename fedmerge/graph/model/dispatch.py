@@ -51,6 +51,17 @@ def eagerly() -> Iterator[None]:
             torch._dynamo.reset()
 
 
+@contextmanager
+def plain_kernels() -> Iterator[None]:
+    """Run without the fast path of attention, which hides what it does and needs other shapes."""
+    fast = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fast)
+
+
 class EagerMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """A dispatch mode that leaves torch's compiler alone, whose import takes seconds."""
 

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from fedmerge.errors import ArchitectureError, UserCodeError
+from fedmerge.graph.model.modules import StatePairs, copied, evaluating, float_tensors
 from fedmerge.graph.model.values import (
     TOLERANCE,
     cast_inputs,
@@ -20,11 +21,10 @@ from fedmerge.graph.model.values import (
     lowest_precision,
     run,
 )
-from fedmerge.graph.model.walk import StatePairs, copied, evaluating, float_tensors
 from fedmerge.graph.model.widths import fix_widths, let_go
 from fedmerge.graph.resize import resize_module
 from fedmerge.graph.widths import solve_widths
-from fedmerge.tracebacks import last_line
+from fedmerge.tracebacks import message_of
 from fedmerge.types.layouts import axis_size, index_map
 from fedmerge.types.plans import Plan
 
@@ -66,7 +66,7 @@ class _Probe:
             inputs = self._inputs_at(widths)
             outputs = run(grown, inputs, state=self.state)
         except UserCodeError as error:
-            return f"the resized model does not run: {last_line(error.__cause__ or error)}"
+            return f"the resized model does not run: {_reason(error.__cause__ or error)}"
         except ArchitectureError as error:
             return f"the resized model does not run: {error.problem}"
         return _CHANGED if differ(self.outputs, outputs, self.tolerance) else ""
@@ -165,6 +165,13 @@ def resized(
             else:
                 after[name].copy_(before[name])
     return evaluating(result)
+
+
+def _reason(error: BaseException) -> str:
+    """Return why a resized model fails, for a plan: without files and lines."""
+    if isinstance(error, AssertionError):
+        return "its own check of sizes fails"
+    return message_of(error)
 
 
 def _bundles(plan: Plan, fixed: dict[str, str]) -> list[Bundle]:

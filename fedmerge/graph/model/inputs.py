@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from fedmerge.errors import ArchitectureError, ModelCodeError, UserCodeError
-from fedmerge.graph.model.walk import copied
+from fedmerge.graph.model.modules import copied
 from fedmerge.tracebacks import last_line
 from fedmerge.user_code import named, run_model
 

@@ -17,7 +17,7 @@ from torch.utils import _pytree as pytree
 
 from fedmerge.errors import ArchitectureError
 from fedmerge.graph.model.call import Call, Rule, tensors_in
-from fedmerge.graph.model.dispatch import EagerMode, eagerly, uncompiled
+from fedmerge.graph.model.dispatch import EagerMode, eagerly, plain_kernels, uncompiled
 from fedmerge.graph.model.rules import RULES, is_pointwise, pointwise
 from fedmerge.graph.model.trace import Trace, Value
 from fedmerge.graph.model.trees import Axes, Fixed, labels_of
@@ -112,7 +112,6 @@ class _Functions(TorchFunctionMode):
         return func(*args, **kwargs)
 
     def _leave(self, name: str, args: Sequence[Any]) -> None:
-        self.ops.trace.is_branching = True
         for tensor in tensors_in(list(args[:1])):
             for axis in self.ops.trace.read(tensor):
                 self.ops.trace.labels.pin(axis, f"{name}: leaves the model")
@@ -141,17 +140,14 @@ def watching(trace: Trace) -> Iterator[None]:
     One thread: the inputs are small, and threads that wait for a busy core cost more than they do.
     """
     threads = torch.get_num_threads()
-    fast = torch.backends.mha.get_fastpath_enabled()
     onednn = torch._C._get_mkldnn_enabled()
-    torch.backends.mha.set_fastpath_enabled(False)
     torch._C._set_mkldnn_enabled(False)
     torch.set_num_threads(1)
     ops = _Ops(trace)
     try:
-        with eagerly(), torch.no_grad(), ops, _Functions(ops):
+        with plain_kernels(), eagerly(), torch.no_grad(), ops, _Functions(ops):
             yield
     finally:
-        torch.backends.mha.set_fastpath_enabled(fast)
         torch._C._set_mkldnn_enabled(onednn)
         torch.set_num_threads(threads)
 

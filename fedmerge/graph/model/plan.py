@@ -9,10 +9,12 @@ from typing import Any
 
 from torch import nn
 
+from fedmerge.graph.model.modules import StatePairs
 from fedmerge.graph.model.roles import group_name, tensor_plan
 from fedmerge.graph.model.trace import FoundNorm
 from fedmerge.graph.model.trees import Factors, Fixed, Label, Parts, Same, Tree, labels_of
-from fedmerge.graph.model.walk import StatePairs, Walked, walk_model
+from fedmerge.graph.model.walk import Walked, walk_model
+from fedmerge.graph.model.ways import Ways
 from fedmerge.graph.model.widths import fix_widths
 from fedmerge.types.layouts import (
     Concat,
@@ -30,9 +32,15 @@ _BY_NATURE = {"", "gates", "pixels", "groups of a convolution", "groups of a nor
 MOST_NAMES = 4  # of tensors in one note
 
 
-def plan_model(model: nn.Module, inputs: tuple[Any, ...], *, state: StatePairs = ()) -> Plan:
-    """Return the plan of a model from one run on the inputs (not yet verified)."""
-    return plan_walked(walk_model(model, inputs, state=state))
+def plan_model(
+    model: nn.Module,
+    inputs: tuple[Any, ...],
+    *,
+    state: StatePairs = (),
+    ways: Ways | None = None,
+) -> Plan:
+    """Return the plan of a model from runs on the inputs (not yet verified)."""
+    return plan_walked(walk_model(model, inputs, state=state, ways=ways))
 
 
 def plan_walked(walked: Walked) -> Plan:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -45,6 +46,7 @@ class FoundNorm:
     eps: float
 
 
+Site: TypeAlias = tuple[int, int]  # the number of an op in its run, and an axis
 Uses: TypeAlias = dict[str, Counter[str]]
 
 
@@ -53,7 +55,7 @@ class Trace:
     """All values of a run. Tensors are kept alive, since their identities are the keys."""
 
     labels: Labels = field(default_factory=Labels)
-    sites: frozenset[tuple[int, int]] = frozenset()  # view results whose slices go own ways
+    sites: frozenset[Site] = frozenset()  # view results whose slices go own ways
     values: dict[int, Value] = field(default_factory=dict)
     kept: list[Tensor] = field(default_factory=list)
     bases: dict[int, Axes] = field(default_factory=dict)  # by storage: its first tensor's axes
@@ -63,21 +65,37 @@ class Trace:
     norms: list[FoundNorm] = field(default_factory=list)
     unknown: dict[str, None] = field(default_factory=dict)  # ops without a rule
     consumed: list[Axes] = field(default_factory=list)  # of parameters, as computations read them
-    is_branching: bool = False  # whether a value left for Python, which may decide by it
     steps: int = 0  # ops seen
-    split_at: dict[int, tuple[int, int]] = field(default_factory=dict)  # label: (step, axis)
-    selected: set[tuple[int, int]] = field(default_factory=set)  # sites found worth a stack
+    split_at: dict[int, Site] = field(default_factory=dict)  # label: (step, axis)
+    selected: set[Site] = field(default_factory=set)  # sites found worth a stack
+
+    @contextmanager
+    def another_run(self, sites: frozenset[Site]) -> Iterator[None]:
+        """Follow a run beside those before: of how tensors are used, the run that does most counts.
+
+        What a run made is forgotten when it has ended, but not what it showed of parameters.
+        """
+        uses, norms, own = self.uses, self.norms, list(self.kept)
+        self.uses, self.norms = {name: Counter() for name in uses}, []
+        self.sites, self.steps, self.split_at = sites, 0, {}
+        yield
+        self.uses = {name: uses[name] | self.uses[name] for name in uses}
+        self.norms = [*norms, *(norm for norm in self.norms if norm not in norms)]
+        self.kept = own
+        self.values = {id(tensor): self.values[id(tensor)] for tensor in own}
+        storages = set(map(storage_of, own))
+        self.bases = {storage: axes for storage, axes in self.bases.items() if storage in storages}
 
     def own(self, name: str, tensor: Tensor) -> None:
         """Give a parameter or buffer labels of its own."""
-        self.owners[_storage(tensor)] = (name, tensor)
+        self.owners[storage_of(tensor)] = (name, tensor)
         self.uses[name] = Counter()
         self.put(tensor, Value(tuple(self.labels.fresh(size) for size in tensor.shape)))
 
     def put(self, tensor: Tensor, value: Value) -> None:
         """Record what is known of a tensor."""
         assert len(value.axes) == tensor.dim(), f"{len(value.axes)} labels for {tensor.shape}"
-        storage = _storage(tensor)
+        storage = storage_of(tensor)
         if storage not in self.bases:
             value.axes = tuple(map(self.labels.renewed, map(self.labels.resolve, value.axes)))
             self.bases[storage] = value.axes
@@ -96,7 +114,8 @@ class Trace:
 
     def _adopt(self, tensor: Tensor) -> None:
         """Record a tensor that no op made: an alias of a known one, or a constant of the code."""
-        twins = [t for t in self.kept if _storage(t) == _storage(tensor)] if tensor.numel() else []
+        storage = storage_of(tensor)
+        twins = [t for t in self.kept if storage_of(t) == storage] if tensor.numel() else []
         same = [t for t in twins if _geometry(t) == _geometry(tensor)]
         if same:
             self.values[id(tensor)] = self.values[id(same[-1])]
@@ -133,9 +152,9 @@ class Trace:
 
     def owner(self, tensor: Tensor | None) -> str | None:
         """Return the name of the parameter that a tensor is a view of."""
-        if tensor is None or _storage(tensor) not in self.owners:
+        if tensor is None or storage_of(tensor) not in self.owners:
             return None
-        return self.owners[_storage(tensor)][0]
+        return self.owners[storage_of(tensor)][0]
 
     def use(self, tensor: Tensor | None, how: str) -> None:
         """Note how an op uses a parameter: `add`, `scale`, `make`, `look up`."""
@@ -148,7 +167,7 @@ class Trace:
         name = self.owner(tensor)
         if name is None:
             return
-        _, whole = self.owners[_storage(tensor)]
+        _, whole = self.owners[storage_of(tensor)]
         found = [
             k
             for k in range(whole.dim())
@@ -160,9 +179,9 @@ class Trace:
 
     def consume(self, tensors: Sequence[Tensor], outputs: Sequence[Tensor]) -> None:
         """Note which parts of parameters enter a result that is no mere view of them."""
-        made = {_storage(output) for output in outputs}
+        made = {storage_of(output) for output in outputs}
         for tensor in tensors:
-            if _storage(tensor) in self.owners and (not made or made - {_storage(tensor)}):
+            if storage_of(tensor) in self.owners and (not made or made - {storage_of(tensor)}):
                 self.consumed.append(self.look(tensor).axes)
 
     def write(self, tensor: Tensor, axes: Sequence[Tree] | None) -> None:
@@ -170,17 +189,18 @@ class Trace:
         own = self.read(tensor)
         self.look(tensor).makers = None
         if tuple(axis.size for axis in own) != tuple(tensor.shape):  # `out=` was resized
-            self.bases.pop(_storage(tensor), None)
+            self.bases.pop(storage_of(tensor), None)
             self.put(tensor, Value(tuple(axes or map(Fixed, tensor.shape))))
             return
-        base = self.bases.get(_storage(tensor))
+        base = self.bases.get(storage_of(tensor))
         if base is not None:
             self.labels.write(base, own)
         for axis, tree in zip(own, axes or (), strict=False):
             self.labels.unify(axis, tree)
 
 
-def _storage(tensor: Tensor) -> int:
+def storage_of(tensor: Tensor) -> int:
+    """Return what tensors that share memory have in common."""
     return tensor.untyped_storage()._cdata if tensor.layout == torch.strided else id(tensor)
 
 

@@ -12,15 +12,15 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from fedmerge.errors import UserCodeError
-from fedmerge.graph.model.dispatch import EagerMode
-from fedmerge.graph.model.walk import (
+from fedmerge.graph.model.departures import Ran, run_forward
+from fedmerge.graph.model.dispatch import EagerMode, plain_kernels
+from fedmerge.graph.model.modules import (
     StatePairs,
     copied,
     float_tensors,
     plain_numbers,
     tensor_leaves,
 )
-from fedmerge.user_code import run_model
 
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4}  # relative to the largest output
 
@@ -85,19 +85,25 @@ def lowest_precision(
 def run(module: nn.Module, inputs: tuple[Any, ...], *, state: StatePairs = ()) -> list[Tensor]:
     """Return all outputs of a model; a carried state starts constant and goes back in once."""
     dtype = next((t.dtype for t in float_tensors(module)[0].values()), torch.float64)
-    with torch.no_grad(), _default_dtype(dtype), _plain_kernels():
+    with torch.no_grad(), _default_dtype(dtype), plain_kernels():
         arguments = list(pytree.tree_map_only(Tensor, torch.clone, inputs))
         for i, _ in state:
             arguments[i] = pytree.tree_map_only(
                 Tensor, lambda t: torch.full_like(t, 0.25), arguments[i]
             )
-        results = _visible(run_model(module, arguments), state)
+        ran = run_forward(module, arguments)
+        results = [*_visible(ran.outputs, state), *_decided(ran)]
+        for i, j in state:
+            arguments[i] = ran.outputs[j]
         if state:
-            outputs = run_model(module, arguments)
-            for i, j in state:
-                arguments[i] = outputs[j]
-            results += _visible(run_model(module, arguments), state)
+            ran = run_forward(module, arguments)
+            results += [*_visible(ran.outputs, state), *_decided(ran)]
     return [plain_numbers(tensor).detach() for tensor in results]
+
+
+def _decided(ran: Ran) -> list[Tensor]:
+    """Return what a model would decide by itself where it is told: that must not change, either."""
+    return [torch.tensor(ran.truths)] if ran.truths else []
 
 
 def _visible(outputs: Any, state: StatePairs) -> list[Tensor]:
@@ -138,14 +144,3 @@ def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
         yield
     finally:
         torch.set_default_dtype(before)
-
-
-@contextmanager
-def _plain_kernels() -> Iterator[None]:
-    """Run without the fast path of attention, which needs other shapes."""
-    fast = torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(False)
-    try:
-        yield
-    finally:
-        torch.backends.mha.set_fastpath_enabled(fast)

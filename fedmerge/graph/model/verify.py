@@ -10,7 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedmerge.errors import ArchitectureError
+from fedmerge.errors import ArchitectureError, UntoldError
+from fedmerge.graph.model.modules import StatePairs, copied, float_tensors
 from fedmerge.graph.model.values import (
     TOLERANCE,
     cast_inputs,
@@ -20,7 +21,6 @@ from fedmerge.graph.model.values import (
     lowest_precision,
     run,
 )
-from fedmerge.graph.model.walk import StatePairs, copied, float_tensors
 from fedmerge.graph.widths import solve_widths
 from fedmerge.types.arrays import IntArray
 from fedmerge.types.layouts import index_map, outer_groups
@@ -146,7 +146,7 @@ def _telling_model(
         if is_telling(outputs):
             break
     else:
-        raise ArchitectureError(
+        raise UntoldError(
             "the plan cannot be verified: on random values the outputs are zero or not finite",
             "give inputs that the model is made for with --input-shape and --input-dtype",
         )

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -14,16 +12,17 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from fedmerge.errors import ArchitectureError, ModelCodeError, UserCodeError
+from fedmerge.graph.model.departures import run_forward
 from fedmerge.graph.model.modes import watching
-from fedmerge.graph.model.trace import Stacked, Trace, Value
+from fedmerge.graph.model.modules import StatePairs, copied, float_tensors, tensor_leaves
+from fedmerge.graph.model.trace import Site, Stacked, Trace, Value
 from fedmerge.graph.model.trees import Axes, Fixed, labels_of
+from fedmerge.graph.model.ways import Way, Ways, ways_of
 from fedmerge.tracebacks import last_line
 from fedmerge.types.plans import OUTPUT
-from fedmerge.user_code import copied_object, named, own_code, run_model, state_of, user_code
+from fedmerge.user_code import named
 
 _HINT = "give its inputs: --input-shape, and --input-dtype long where they are tokens"
-
-StatePairs = Sequence[tuple[int, int]]  # forward's argument i is output j of the step before
 
 
 @dataclass(frozen=True)
@@ -42,26 +41,32 @@ class Walked:
         return dict(self.module.named_modules(remove_duplicate=False))
 
 
-def walk_model(model: nn.Module, inputs: tuple[Any, ...], *, state: StatePairs = ()) -> Walked:
-    """Return what a run of the model on the inputs shows of its tensors' axes.
+def walk_model(
+    model: nn.Module,
+    inputs: tuple[Any, ...],
+    *,
+    state: StatePairs = (),
+    ways: Ways | None = None,
+) -> Walked:
+    """Return what runs of the model show of its tensors' axes: one on every way through it.
 
     The model runs in evaluation mode on a copy. A second run follows where the first showed that
-    slices of one tensor (stacked queries, keys, values) go different ways.
+    slices of one tensor (stacked queries, keys, values) go different ways. The ways are those
+    that the inputs show, unless they are known.
     """
+    ways = ways or ways_of(model, inputs, state=state)
     module = copied(model)
-    sites: frozenset[tuple[int, int]] = frozenset()
-    while True:
-        trace, aliases = _run(module, inputs, state, sites)
-        found = sites | trace.selected
-        if found == sites:
-            break
-        sites = found
+    own, aliases = float_tensors(module)
+    trace, *others = [_followed(module, own, way, state) for way in ways.all]
+    for way, alone in zip(ways.all[1:], others, strict=True):
+        _run(module, way, state, trace, alone.sites)
     tensors = {name: trace.look(tensor).axes for name, tensor in trace.owners.values()}
     _pin_unused(trace, tensors)
     unused = tuple(name for name in tensors if name not in trace.reads)
-    if unused and trace.is_branching:
+    if unused and ways.opaque:
         raise ArchitectureError(
-            f"the model decides by its data, and these inputs do not use '{unused[0]}'",
+            f"the model decides by its data ({ways.opaque}), and no way that was found uses "
+            f"'{unused[0]}'",
             "what reads it is unknown: take the branch out, or plan by hand (--plan)",
         )
     return Walked(module, trace, tensors, aliases, unused)
@@ -78,56 +83,30 @@ def _pin_unused(trace: Trace, tensors: dict[str, Axes]) -> None:
                     trace.labels.pin(label, "unused")
 
 
-def evaluating(model: nn.Module) -> nn.Module:
-    """Return the model in evaluation mode; an exported program is in the mode it was made in."""
-    what = "the model can't be put into evaluation mode"
-    with user_code(what, of=model), suppress(NotImplementedError):
-        model.eval()
-    return model
-
-
-def copied(model: nn.Module) -> nn.Module:
-    """Return a copy of a model on the CPU, in evaluation mode."""
-    hint = "build it without tensors that carry a graph, and on the CPU"
-    with user_code("the model cannot be copied", of=model, hint=hint):
-        computed = _computed_tensors(list(model.modules()))
-        with torch.no_grad(), warnings.catch_warnings():  # scripted parameters carry no graph then
-            warnings.simplefilter("ignore", FutureWarning)  # torch's own, for exported programs
-            return evaluating(copied_object(model, computed).to("cpu"))
-
-
-def _computed_tensors(parts: Sequence[nn.Module]) -> dict[int, Tensor]:
-    """Return copies of tensors that hooks leave on modules (pruned weights), which have a graph."""
-    with own_code():
-        attributes = [value for part in parts for value in vars(part).values()]
-        computed = [v for v in attributes if isinstance(v, Tensor) and not v.is_leaf]
-        return {id(tensor): tensor.detach().clone() for tensor in computed}
-
-
-def float_tensors(module: nn.Module) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Return the float tensors of a state dict by their first name, and the other names."""
-    first: dict[tuple[object, ...], str] = {}
-    tensors: dict[str, Tensor] = {}
-    aliases: dict[str, str] = {}
-    for name, tensor in state_of(module, keep_vars=True).items():
-        if not tensor.is_floating_point():
-            continue
-        key = (tensor.data_ptr(), tensor.storage_offset(), tensor.shape)
-        if tensor.numel() and key in first:
-            aliases[name] = first[key]
-        else:
-            first[key] = name
-            tensors[name] = tensor
-    return tensors, aliases
+def _followed(
+    module: nn.Module, tensors: Mapping[str, Tensor], way: Way, state: StatePairs
+) -> Trace:
+    """Return what runs on one way show, the last with all sites that those before it found."""
+    sites: frozenset[Site] = frozenset()
+    while True:
+        trace = Trace()
+        for name, tensor in tensors.items():
+            trace.own(name, tensor)
+        _run(module, way, state, trace, sites)
+        if trace.selected <= sites:
+            return trace
+        sites |= trace.selected
 
 
 def _run(
-    module: nn.Module, inputs: tuple[Any, ...], state: StatePairs, sites: frozenset[tuple[int, int]]
-) -> tuple[Trace, dict[str, str]]:
-    trace = Trace(sites=sites)
-    tensors, aliases = float_tensors(module)
-    for name, tensor in tensors.items():
-        trace.own(name, tensor)
+    module: nn.Module, way: Way, state: StatePairs, trace: Trace, sites: frozenset[Site]
+) -> None:
+    """Follow one run on a way, beside those that a trace knows already."""
+    with trace.another_run(sites), way.taken():
+        _run_once(module, way.inputs, state, trace)
+
+
+def _run_once(module: nn.Module, inputs: tuple[Any, ...], state: StatePairs, trace: Trace) -> None:
     inputs = pytree.tree_map_only(Tensor, torch.clone, inputs)
     carried = {i for i, _ in state}
     for position, argument in enumerate(inputs):
@@ -138,11 +117,10 @@ def _run(
                 trace.pin_new(tensor, "input")
     try:
         with watching(trace):
-            outputs = run_model(module, inputs, hint=_HINT)
+            outputs = run_forward(module, inputs, hint=_HINT).outputs
     except UserCodeError as error:
         raise _not_followed(module, error) from error
     _finish(trace, inputs, outputs, state)
-    return trace, aliases
 
 
 def _not_followed(module: nn.Module, error: UserCodeError) -> UserCodeError:
@@ -209,25 +187,3 @@ def _tie_state(trace: Trace, given: Tensor, made: Tensor) -> None:
     for own_axes, back_axes in pairs:
         for own, back in zip(own_axes, back_axes, strict=True):
             trace.labels.unify(own, back)
-
-
-def plain_numbers(tensor: Tensor) -> Tensor:
-    """Return a tensor of a model's outputs as plain numbers that can be compared."""
-    kinds = {"nested": tensor.is_nested, "meta": tensor.is_meta, "quantized": tensor.is_quantized}
-    found = next((kind for kind, is_so in kinds.items() if is_so), None)
-    if found is None and tensor.layout != torch.strided:
-        found = str(tensor.layout).removeprefix("torch.")
-    if found is not None:
-        raise ArchitectureError(f"the model returns a {found} tensor, expected plain numbers")
-    return tensor.as_subclass(Tensor)
-
-
-def tensor_leaves(value: Any) -> list[Tensor]:
-    """Return the tensors in nested tuples, lists, dicts and plain objects."""
-    found: list[Tensor] = []
-    for leaf in pytree.tree_leaves(value):
-        if isinstance(leaf, Tensor):
-            found.append(leaf)
-        elif hasattr(leaf, "__dict__") and not isinstance(leaf, nn.Module | type):
-            found += [t for item in vars(leaf).values() for t in tensor_leaves(item)]
-    return found

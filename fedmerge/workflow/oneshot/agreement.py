@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from fedmerge.errors import ArchitectureError
-from fedmerge.graph.model.walk import plain_numbers
+from fedmerge.graph.model.modules import plain_numbers
 from fedmerge.probing.values import Probes
 from fedmerge.units import Averaging
 from fedmerge.workflow.models import evaluated, tensors_in

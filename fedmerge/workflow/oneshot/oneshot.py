@@ -106,5 +106,5 @@ def _by_weights(
     merge = merge_of(
         prepared, options, solve(problem_of(prepared, options, device=device), progress)
     )
-    note = f"units were matched by their weights alone, as no probes run: {error.problem}"
+    note = f"units were matched by their weights alone, as no probes run: {error.brief}"
     return replace(merge, warnings=(*merge.warnings, note))

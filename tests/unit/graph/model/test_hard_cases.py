@@ -53,10 +53,11 @@ def test_a_branch_by_a_sum_is_followed_where_both_sides_use_all_tensors() -> Non
     assert groups(Net(branch_by_sum)) == ["first", "other"]
 
 
-def test_a_branch_that_leaves_tensors_unused_is_refused() -> None:
+def test_tensors_of_a_branch_that_the_inputs_do_not_take_are_planned_too() -> None:
     net = Net(lambda net, x: net.other(x) if x.sum() > 1e9 else x)
-    with pytest.raises(ArchitectureError, match=r"decides by its data.*'other.weight'"):
-        planned(net)
+    plan = planned(net)
+    assert [group.name for group in plan.groups] == ["first"]
+    assert plan.tensors["other.weight"].axes == (Units("first"), Units("first"))
 
 
 def test_a_number_taken_from_one_unit_pins_the_units() -> None:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from fedmerge.errors import ArchitectureError
-from fedmerge.graph.model import higher_order, paths_of, plan_model, verify_plan
+from fedmerge.graph.model import higher_order, plan_model, verify_plan, ways_of
 from fedmerge.types.layouts import Units
 from fedmerge.types.plans import Plan
 
@@ -88,11 +88,9 @@ CASES: dict[str, tuple[Callable[[Steps, Tensor], Any], int, int]] = {  # groups,
 
 def checked(model: nn.Module, plan: Plan) -> int:
     """Verify a plan on every way through a model, and return how many there are."""
-    paths = paths_of(model, INPUT)
-    for path in paths:
-        with path():
-            verify_plan(model, plan, INPUT, rng=np.random.default_rng(0))
-    return len(paths)
+    ways = ways_of(model, INPUT)
+    ways.follow(lambda given: verify_plan(model, plan, given, rng=np.random.default_rng(0)))
+    return len(ways.all)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -117,10 +115,13 @@ def test_a_plan_that_only_the_taken_branch_allows_is_refused_on_the_other() -> N
     wrong = plan_model(taken_only, INPUT)
     assert len(wrong.groups) == 3
     model = Steps(layer_or_nothing)
-    first, second = paths_of(model, INPUT)
-    with first():
+    first, second = ways_of(model, INPUT).all
+    with first.taken():
         verify_plan(model, wrong, INPUT, rng=np.random.default_rng(0))
-    with second(), pytest.raises(ArchitectureError, match=r"permuting .* changes its outputs"):
+    with (
+        second.taken(),
+        pytest.raises(ArchitectureError, match=r"permuting .* changes its outputs"),
+    ):
         verify_plan(model, wrong, INPUT, rng=np.random.default_rng(0))
 
 

@@ -21,7 +21,7 @@ from fedmerge.types.arrays import Array
 from fedmerge.types.layouts import axis_size, index_map
 from fedmerge.types.progress import Progress
 from fedmerge.units import place_tensor, targets_of
-from fedmerge.user_code import user_code
+from fedmerge.user_code import parts_of, user_code
 from fedmerge.workflow.merge import Merge
 from fedmerge.workflow.models import evaluated
 from fedmerge.workflow.oneshot.agreement import (
@@ -192,6 +192,6 @@ def _differentiable(model: nn.Module) -> AbstractContextManager[None]:
 
     Cudnn's recurrent layers have none there; torch's own do.
     """
-    if any(isinstance(module, nn.RNNBase) for module in model.modules()):
+    if any(isinstance(module, nn.RNNBase) for _, module in parts_of(model)):
         return torch.backends.cudnn.flags(enabled=False)
     return nullcontext()

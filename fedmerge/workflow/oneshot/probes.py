@@ -22,6 +22,7 @@ from fedmerge.probing import (
 )
 from fedmerge.probing.calls import Call, LayerCall, run_heard
 from fedmerge.types.progress import Progress
+from fedmerge.user_code import parts_of
 from fedmerge.workflow.models import evaluated
 from fedmerge.workflow.oneshot.models import Models
 from fedmerge.workflow.oneshot.options import DEFAULT_COUNT, FEWEST, ProbeOptions
@@ -86,7 +87,7 @@ class ProbeMaker:
     @cached_property
     def _tokens(self) -> int | None:
         """How many different tokens the model takes."""
-        for module in self.models.client(0).modules():
+        for _, module in parts_of(self.models.client(0)):
             if isinstance(module, nn.Embedding | nn.EmbeddingBag):
                 return module.num_embeddings
         return None

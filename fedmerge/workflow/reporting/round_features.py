@@ -19,7 +19,7 @@ from fedmerge.types.arrays import Array, IntArray
 from fedmerge.types.assignments import Assignment
 from fedmerge.types.layouts import unit_positions
 from fedmerge.types.work import Arrays
-from fedmerge.user_code import own_code
+from fedmerge.user_code import own_code, user_code
 from fedmerge.workflow.load import load_checkpoint
 from fedmerge.workflow.models import ModelCode, model_names
 from fedmerge.workflow.record import MergeRecord
@@ -66,8 +66,9 @@ class _Site:
                 own: torch.from_numpy(arrays[name]).to(self.read.dtype)
                 for name, own in self.names.items()
             }
-            with torch.no_grad():
-                made = functional_call(self.module, parameters, (self.read,))[0].float().numpy()
+            with torch.no_grad(), user_code(f"'{self.layer.weight}' does not run by itself"):
+                run = functional_call(self.module, parameters, (self.read,))
+            made = run[0].float().numpy()
         weight = parameters[self.names[self.layer.weight]].float().numpy()
         return Look({self.layer.group: made}, {self.layer.group: weight})
 

@@ -133,13 +133,9 @@ def _planned(model: nn.Module, inputs: tuple[Any, ...], state: StatePairs) -> tu
     unless it is told beforehand to stand aside.
     """
     was_loaded = is_compiler_loaded()
-    try:
-        ways = ways_of(model, inputs, state=state)
-        return ways, plan_model(model, inputs, state=state, ways=ways)
-    except ArchitectureError:
-        if was_loaded or not is_compiler_loaded():
-            raise
     ways = ways_of(model, inputs, state=state)
+    if is_compiler_loaded() and not was_loaded:
+        ways = ways_of(model, inputs, state=state)
     return ways, plan_model(model, inputs, state=state, ways=ways)
 
 

@@ -171,6 +171,7 @@ def test_a_client_s_failure_in_a_round_has_its_last_line_and_its_traceback_with_
     failed = [event for event in told if event["event"] == "client-failed"]
     assert {event["client"] for event in failed} == {"a", "b"}
     assert all("in forward" in event["details"] for event in failed)
+    events.unlink()  # nothing is overwritten without --force
     loud = cli(*command, *ways, "--work-dir", trouble.folder / "another", "-v")
     assert "Traceback (most recent call last):" in loud.err
     assert f'File "{trouble.code}", line' in loud.err

@@ -86,6 +86,9 @@ def test_one_damaged_byte_of_a_tensor_is_found(
     place = content.index(load(output)[name].numpy().tobytes())
     content[place] ^= 1
     output.write_bytes(content)
+    if suffix == ".pt":  # its records have checksums, which are the first to tell
+        cli.refused("verify", output, *nets, code=1, says=["contradict their checksum"])
+        return
     differs(cli, output, says=[f"tensor '{name}'"])
     found = cli("verify", output, *nets, "--json")
     assert found.code == 1

@@ -82,7 +82,8 @@ class _Cost(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 def _cost(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> _Cost:
     """Return what an op on tensors of these shapes costs."""
-    with _disable_current_modes():  # whoever follows the run must not see this
+    # Whoever follows the run must not see this.
+    with torch._C.DisableTorchFunction(), _disable_current_modes():
         cost = _Cost()
         try:
             bare, named = pytree.tree_map_only(

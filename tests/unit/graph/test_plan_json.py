@@ -104,7 +104,7 @@ def nested(depth: int) -> Any:
             "10,000 products",
         ),
         ({"tensors": {"w": [{"prod": [{"cat": [1, 1]}] * 4000}]}}, "10,000 products"),
-        ({"tensors": {"n" * 10**6: ["h"]}}, "tensor 'n{159}…' is wrong: Expected `str` of length"),
+        ({"tensors": {"n" * 10**6: ["h"]}}, "tensor 'n{239}…' is wrong: Expected `str` of length"),
         ({"tensors": {"w": ["n" * 5000]}}, "tensor 'w' is wrong: Expected `str` of length <= 4096"),
         ({"tensors": {"w": ["h"]}, "format": 9}, "format 9, expected 1"),
     ],

@@ -5,12 +5,13 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 SOURCES := fedmerge tests benchmarks
 
-.PHONY: help demo test check docs docs-check format bench fuzz clean
+.PHONY: help demo test test-all check docs docs-check format bench fuzz clean
 
 help:
 	@echo "make demo    train small clients on scikit-learn's digits, merge their files, compare"
-	@echo "make test    all tests"
-	@echo "make check   format check, ruff, mypy --strict, tests"
+	@echo "make test    the quick tests, a few minutes; slow ones are left out"
+	@echo "make test-all  all tests"
+	@echo "make check   format check, ruff, mypy --strict, all tests"
 	@echo "make bench   benchmarks next to their bars; BENCH=--all for the slow ones too"
 	@echo "make fuzz    damaged and hostile files by the thousand; FUZZ='--files 20000' for more"
 	@echo "make docs    the documentation as a site, in site/; warnings are errors"
@@ -26,13 +27,17 @@ demo: $(STAMP)
 	$(BIN)/fedmerge demo
 
 test: $(STAMP)
+	@echo "without the slow tests, which make test-all runs"
+	$(BIN)/python -m pytest -n 2 -m "not slow"
+
+test-all: $(STAMP)
 	$(BIN)/python -m pytest -n 2
 
 check: $(STAMP)
 	$(BIN)/ruff format --check $(SOURCES)
 	$(BIN)/ruff check $(SOURCES)
 	$(BIN)/mypy
-	$(MAKE) --no-print-directory test
+	$(MAKE) --no-print-directory test-all
 
 format: $(STAMP)
 	$(BIN)/ruff format $(SOURCES)

@@ -1,4 +1,4 @@
-"""`make bench`: print every benchmark next to its bar, write them as JSON or as a page."""
+"""`make bench`: print every benchmark next to its bar, write them as JSON or into the page."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.page import page
+from benchmarks.page import write_page
 from benchmarks.report import Report, measured, merged, read_report
 from benchmarks.suites import SUITES
 
@@ -25,7 +25,7 @@ def main() -> None:
         text = json.dumps(report.to_json(), indent=1, ensure_ascii=False) + "\n"
         _write(arguments.json, text)
     if arguments.page:
-        _write(arguments.page, page(report))
+        write_page(report, Path(arguments.page))
     missed = [
         result for results in report.suites.values() for result in results if not result.is_met
     ]
@@ -39,7 +39,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--all", action="store_true", help="slow suites too")
     parser.add_argument("--list", action="store_true", help="list the suites")
     parser.add_argument("--json", metavar="FILE", help="write the results as JSON; - for stdout")
-    parser.add_argument("--page", metavar="FILE", help="write the results as a page; - for stdout")
+    parser.add_argument("--page", metavar="FILE", help="put the results into the page")
     parser.add_argument(
         "--read", metavar="FILE", help="keep what --json wrote, run named suites anew"
     )

@@ -10,10 +10,8 @@ import numpy as np
 from benchmarks.nets import NETS, Net, State, independent_clients, noisy_copies
 from fedmerge import MatchOptions
 from fedmerge.matching import GroupMatching
-from fedmerge.types.progress import silent
-from fedmerge.workflow.clients import expand_sources, open_clients
-from fedmerge.workflow.layers import Problem, Solution, solve
-from fedmerge.workflow.prepared import prepare, problem_of
+from fedmerge.merging import Session, Solution, expand_sources, open_clients, prepare, solve
+from fedmerge.values import silent
 
 SWEEPS = 5  # as many as the paper's code makes
 
@@ -56,15 +54,15 @@ class Case:
         """Yield the clients."""
         return KINDS[self.kind].clients(NETS[self.net](), self.clients)
 
-    def problem(self) -> Problem:
+    def session(self) -> Session:
         """Return the clients opened, planned and checked: all that precedes the matching."""
         opened = open_clients(expand_sources(list(self.states())), self.options.reading)
-        return problem_of(prepare(opened, self.options), self.options, device="cpu")
+        return prepare(opened, self.options)
 
 
-def run(problem: Problem) -> Solution:
+def run(session: Session) -> Solution:
     """Match every group of the plan once."""
-    return solve(problem, silent)
+    return solve(session, silent)
 
 
 def labels(solution: Solution) -> dict[str, list[int]]:

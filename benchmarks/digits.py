@@ -16,11 +16,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedmerge.probing import noise_probes
-from fedmerge.types.arrays import IntArray
-from fedmerge.units import Averaging
-from fedmerge.workflow.oneshot.agreement import decisions_of, ensemble_weights, mean_answers
-from fedmerge.workflow.oneshot.outliers import outliers
+from fedmerge.merging import Averaging, decisions_of, ensemble_weights, mean_outputs, outliers
+from fedmerge.probes import noise_probes
+from fedmerge.values import IntArray
 from tests import digits
 
 CLASSES = 10
@@ -112,7 +110,7 @@ def ensemble_accuracies(split: str, seed: int) -> tuple[float, float]:
 
 def _ensemble_accuracy(each: Sequence[Tensor], averaging: Averaging, test: Data) -> float:
     weights = ensemble_weights(averaging, range(len(each)), CLASSES)
-    return 100 * float((decisions_of(mean_answers(each, weights)) == test.y).float().mean())
+    return 100 * float((decisions_of(mean_outputs(each, weights)) == test.y).float().mean())
 
 
 def _odd_labels(train: Data, seed: int) -> nn.Module:

@@ -12,8 +12,8 @@ from typing import Any
 import fedmerge
 from benchmarks.measure import Result, in_child
 from benchmarks.retraining import MODEL, write_shards
-from fedmerge.engines.calls import usable_cores
-from fedmerge.workflow.retrain.events import (
+from fedmerge.engines import usable_cores
+from fedmerge.federated import (
     ClientFinished,
     RoundDone,
     RoundStarted,

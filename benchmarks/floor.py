@@ -19,12 +19,20 @@ import numpy as np
 import torch
 
 from benchmarks.measure import Cost, cost_of, timed
-from fedmerge.matching import GroupMatching, UnitFeatures, match_units, visits
-from fedmerge.matching.solvers import solve
-from fedmerge.matching.steps import NEW, StepProblem, best_step
-from fedmerge.matching.values import Shortcuts, SolverName
-from fedmerge.types.arrays import Float64Array, FloatArray, IntArray
-from fedmerge.workflow import layers
+from fedmerge.matching import (
+    NEW,
+    GroupMatching,
+    Shortcuts,
+    SolverName,
+    StepProblem,
+    UnitFeatures,
+    best_step,
+    match_units,
+    solve,
+    sweeps,
+)
+from fedmerge.merging import by_weights
+from fedmerge.values import Float64Array, FloatArray, IntArray
 
 REPEATS = 3  # of every product and solver call; the least counts
 
@@ -59,16 +67,16 @@ class Floor:
     @contextmanager
     def watching(self) -> Iterator[None]:
         """Measure the steps of every matching inside."""
-        rewards = visits.Visitor._rewards
+        rewards = sweeps.Visitor._rewards
 
-        def watched(visitor: visits.Visitor, client: int, view: visits.View) -> Float64Array:
+        def watched(visitor: sweeps.Visitor, client: int, view: sweeps.View) -> Float64Array:
             self._note_renewed(visitor, client, view)
             return rewards(visitor, client, view)
 
         with (
-            mock.patch.object(layers, "match_units", self.match_units),
-            mock.patch.object(visits, "best_step", self._best_step),
-            mock.patch.object(visits.Visitor, "_rewards", watched),
+            mock.patch.object(by_weights, "match_units", self.match_units),
+            mock.patch.object(sweeps, "best_step", self._best_step),
+            mock.patch.object(sweeps.Visitor, "_rewards", watched),
         ):
             yield
 
@@ -94,7 +102,7 @@ class Floor:
         found: IntArray = targets
         return found
 
-    def _note_renewed(self, visitor: visits.Visitor, client: int, view: visits.View) -> None:
+    def _note_renewed(self, visitor: sweeps.Visitor, client: int, view: sweeps.View) -> None:
         homes = visitor._slots.homes
         before = self._seen.get(client)
         self._seen[client] = [places.copy() for places in homes]

@@ -9,8 +9,8 @@ from collections import Counter
 import numpy as np
 import torch
 
+from fedmerge.architecture.from_code import plan_model, verify_plan
 from fedmerge.errors import ArchitectureError
-from fedmerge.graph.model import plan_model, verify_plan
 from tests.random_nets import random_net
 
 

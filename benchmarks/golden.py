@@ -22,7 +22,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from fedmerge.cli.boundary import run
+from fedmerge.cli import run
 from tests.end_to_end.retraining import make_scene
 from tests.model_zoo import ZOO as CODE_ZOO
 from tests.zoo import ZOO as FILE_ZOO
@@ -31,15 +31,15 @@ CLIENTS = ("a.pt", "b.pt")
 PROBED = ("mlp", "lenet", "resnet B", "vit", "lstm, 2 layers", "language model")
 PROBES: dict[str, Sequence[str]] = {
     "default": (),
-    "noise": ("--probe", "noise"),
+    "noise": ("--set", "probe=noise"),
     "data": ("--probe-data", "probes.npz"),
-    "none": ("--probe", "none"),
+    "none": ("--set", "probe=none"),
     "growth 1": ("--max-growth", "1"),
 }
 ROUNDS: dict[str, Sequence[str]] = {
     "fedma": ("--passes", "2"),
     "fedavg": ("--method", "fedavg", "--rounds", "3"),
-    "fedprox": ("--method", "fedprox", "--rounds", "3", "--mu", "0.1"),
+    "fedprox": ("--method", "fedprox", "--rounds", "3", "--set", "mu=0.1"),
 }
 _NET = "from tests.model_zoo import ZOO\nbuild = ZOO[{name!r}].build\n"
 
@@ -73,10 +73,10 @@ def digests() -> Iterator[tuple[str, list[str]]]:
             yield f"files, {name}", _match(folder)
     for name in PROBED:
         with _folder() as folder:
-            _with_code(folder, name)
+            model = _with_code(folder, name)
             for kind, options in PROBES.items():
-                yield f"code, {name}, {kind}", _match(folder, *_MODEL, *options, "--force")
-            _run(folder, "plan", *CLIENTS, *_MODEL, "-o", "plan.json")
+                yield f"code, {name}, {kind}", _match(folder, *model, *options, "--force")
+            _run(folder, "plan", *CLIENTS, *model, "-o", "plan.json")
             yield f"plan, {name}", _match(folder, "--plan", "plan.json", "--force")
     for name, options in ROUNDS.items():
         with _folder() as folder:
@@ -84,11 +84,8 @@ def digests() -> Iterator[tuple[str, list[str]]]:
             yield f"rounds, {name}", _outcome(folder, run_quietly(command))
 
 
-_MODEL = ("--model", "net.py:build")
-
-
-def _with_code(folder: Path, name: str) -> None:
-    """Write two clients of a model, the code that builds it, and inputs to probe it with."""
+def _with_code(folder: Path, name: str) -> list[str]:
+    """Write two clients of a model, its code and inputs to probe it with; return how to name it."""
     model = CODE_ZOO[name]
     built = []
     for seed in (1, 2):
@@ -102,6 +99,13 @@ def _with_code(folder: Path, name: str) -> None:
     is_token = first.dtype.kind == "i"
     x = rng.integers(0, model.tokens, shape) if is_token else rng.standard_normal(shape)
     np.savez(folder / "probes.npz", x=x if is_token else x.astype(np.float32))
+    shapes = [",".join(map(str, tensor.shape)) for tensor in model.inputs()]
+    dtypes = ["long" if is_token else "float32"]
+    return [
+        *("--model", "net.py:build"),
+        *(word for shape in shapes for word in ("--input-shape", shape)),
+        *(word for dtype in dtypes for word in ("--set", f"input_dtype={dtype}")),
+    ]
 
 
 def _save(folder: Path, models: Sequence[torch.nn.Module]) -> None:
@@ -130,8 +134,12 @@ def run_quietly(arguments: Sequence[str]) -> int:
 
 def _outcome(folder: Path, code: int) -> list[str]:
     """Return the exit code, and the digests of model and record where there are any."""
-    written = [folder / "g.pt", folder / "g.pt.json"] if code in (0, 5) else []
-    return [str(code), *(hashlib.sha256(path.read_bytes()).hexdigest() for path in written)]
+    if code not in (0, 5):
+        return [str(code)]
+    record = json.loads((folder / "g.pt.json").read_bytes())
+    del record["options"]  # their names may change where results don't
+    written = (folder / "g.pt").read_bytes(), json.dumps(record, sort_keys=True).encode()
+    return [str(code), *(hashlib.sha256(content).hexdigest() for content in written)]
 
 
 @contextlib.contextmanager

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import random
 import shutil
 import signal
@@ -20,10 +19,12 @@ from typing import Any, TypeAlias
 
 import torch
 
-from benchmarks.page_block import replace_block
+from benchmarks.page_block import replace_blocks
 from fedmerge.checkpoint import open_checkpoint, read_record
 from fedmerge.errors import CheckpointError
+from tests.clusters import family
 from tests.end_to_end.retraining import Scene, make_scene
+from tests.unit.engines.test_processes import is_alive
 
 HIDDEN = 30, 60_000  # of the nets that are merged: they take some time to be written
 SUFFIXES: Mapping[str, tuple[str, ...]] = {  # output → further options
@@ -61,10 +62,11 @@ class Campaign:
                 time.sleep(0.0005)
             seconds = WRITING
         time.sleep(self.rng.uniform(0, seconds))
+        workers = family(running.pid)
         running.kill()
         is_killed = running.wait() == -signal.SIGKILL
         self.counts["killed" if is_killed else "over before"] += 1
-        if not _is_gone(running.pid):
+        if not _are_gone(workers):
             self.broken("a worker outlives its command", " ".join(command))
 
 
@@ -99,7 +101,7 @@ def main() -> None:
     )
     print(result)
     if asked.page:
-        replace_block(asked.page, "kills", f"`{command}`\n\n{result}")
+        replace_blocks(asked.page, {"kills": f"`{command}`\n\n{result}"})
     raise SystemExit(1 if broken else 0)
 
 
@@ -138,7 +140,7 @@ def _match_kind(folder: Path, clients: Sequence[str], output: str) -> _Kind:
     opened = output if not SUFFIXES[output] else f"{output}.index.json"
 
     def command(place: Path, *, force: bool, more: Sequence[str] = NEW) -> list[str]:
-        words = ["match", *clients, "-o", str(place / output), "--threads", "1", "-q"]
+        words = ["match", *clients, "-o", str(place / output), "--set", "threads=1", "-q"]
         return [*words, *SUFFIXES[output], *more, *(["--force"] if force else [])]
 
     files, models, seconds = {}, {}, 0.0
@@ -234,12 +236,11 @@ def _write_clients(folder: Path) -> list[str]:
 
 
 def _start(command: Sequence[str]) -> subprocess.Popen[bytes]:
-    """Start a command in a process group of its own."""
+    """Start a command."""
     return subprocess.Popen(
         [sys.executable, "-m", "fedmerge", *command],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
-        start_new_session=True,
     )
 
 
@@ -248,13 +249,11 @@ def _run(command: Sequence[str]) -> int:
     return _start(command).wait()
 
 
-def _is_gone(group: int) -> bool:
-    """Return whether all processes of a group are over, after a while at most."""
+def _are_gone(processes: Sequence[int]) -> bool:
+    """Return whether processes are over, after a while at most."""
     until = time.monotonic() + FAREWELL
     while time.monotonic() < until:
-        try:
-            os.killpg(group, 0)
-        except ProcessLookupError:
+        if not any(map(is_alive, processes)):
             return True
         time.sleep(0.05)
     return False

@@ -29,11 +29,11 @@ def slow_results() -> Iterator[Result]:
 
 def measure(net: str, kind: str, clients: int) -> dict[str, Any]:
     """Return both times of a matching, and whether the assignments are the same."""
-    problem = Case(net, kind, clients).problem()
-    run(problem)  # imports and caches
-    ours, own = timed(lambda: run(problem), ROUNDS)
+    session = Case(net, kind, clients).session()
+    run(session)  # imports and caches
+    ours, own = timed(lambda: run(session), ROUNDS)
     with plain_loops():
-        theirs, plain = timed(lambda: run(problem))
+        theirs, plain = timed(lambda: run(session))
     return {"own": vars(own), "plain": vars(plain), "same": labels(ours) == labels(theirs)}
 
 

@@ -1,4 +1,4 @@
-"""The page of many clients in the docs, written from results alone."""
+"""The tables and the plot of the page of many clients, made from results alone."""
 
 from __future__ import annotations
 
@@ -8,16 +8,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks import many_clients_text as text
 from benchmarks.many_clients_runs import Measured
-from benchmarks.many_clients_sites import Scored
+from benchmarks.many_clients_sites import Init, Scored
+from benchmarks.page_block import replace_blocks, table, told_machine
 
+STARTS: tuple[Init, ...] = ("independent", "shared")  # of the clients' weights
 MATCH, RETRAIN, OVER_RAY = "match", "retrain, local", "retrain, ray"
 CARRIED = (10_000, 100_000, 1_000_000)  # clients on paper
-MEMORY = 16e9  # bytes of a server
 DAY = 86_400.0  # seconds
-HEADER = 100e6  # bytes, the most that a safetensors file may have
-LINK = 125e6  # bytes a second: a gigabit
 KILO = 1000.0
 PANEL = 2.6  # inches of height
 
@@ -48,12 +46,6 @@ class Line:
         """Return what so many clients would take on the line."""
         return self.value + self.slope * (clients - self.at)
 
-    def reaches(self, limit: float) -> int:
-        """Return how many clients take this much, to two digits."""
-        clients = self.at + (limit - self.value) / self.slope
-        digits = math.floor(math.log10(clients)) - 1
-        return int(round(clients / 10**digits) * 10**digits)
-
 
 def line(runs: Sequence[Measured], of: Callable[[Measured], float]) -> Line:
     """Return the straight line through the last two runs."""
@@ -62,26 +54,31 @@ def line(runs: Sequence[Measured], of: Callable[[Measured], float]) -> Line:
     return Line(slope, last.clients, of(last))
 
 
-def exponent(runs: Sequence[Measured], of: Callable[[Measured], float]) -> float:
-    """Return k of clients^k through the last two runs: 1 is linear."""
-    before, last = runs[-2:]
-    return math.log(of(last) / of(before)) / math.log(last.clients / before.clients)
-
-
 def write_page(results: Results, docs: Path) -> None:
-    """Write `many-clients.md` and its plot."""
+    """Renew the tables of `many-clients.md` and its plot."""
     (docs / "many-clients.svg").write_bytes(plot(results))
-    (docs / "many-clients.md").write_text(page(results), encoding="utf-8")
+    replace_blocks(docs / "many-clients.md", tables(results))
 
 
-def page(results: Results) -> str:
-    """Return the page as Markdown; the same results give the same page."""
-    where = ", ".join(f"{name} {value}" for name, value in results.machine.items())
-    parts = [text.INTRODUCTION, f"Measured on: {where}.\n", text.COMMANDS]
-    parts += _measured(results)
-    parts += _carried(results)
-    parts += _levels(results)
-    return "\n".join(parts)
+def tables(results: Results) -> dict[str, str]:
+    """Return the page's blocks; the same results give the same ones."""
+    return {
+        "machine": told_machine(results.machine),
+        "match": _matched(results),
+        "retrain": _retrained(results),
+        "ray": _over_ray(results),
+        "carried": _carried(results),
+        **{f"sites-{start}": _levels(results, start) for start in STARTS},
+        "lost": table(
+            ("points lost by two levels", "mean", "least to most", "runs"),
+            ((name, *_spread(lost)) for name, lost in losses(results).items()),
+        ),
+        "servers": table(
+            ("clients, sites", "one level CPU s", "two levels, all servers", "one after another",
+             "up to the centre MB: one level", "two levels"),
+            _servers(results),
+        ),
+    }  # fmt: skip
 
 
 def _beyond(run: Measured) -> float:
@@ -92,21 +89,21 @@ def _serving(run: Measured) -> float:
     return run.cpu - run.training
 
 
-def _measured(results: Results) -> Iterator[str]:
-    match, rounds = results.runs(MATCH), results.runs(RETRAIN)
-    yield text.MEASURED
-    yield _table(
+def _matched(results: Results) -> str:
+    return table(
         ("clients", "CPU s", "memory MB", "up MB", "down MB", "record kB", "global width"),
         (
             (
                 f"{r.clients:,}", f"{r.cpu:.2f}", _mega(_beyond(r)), _mega(r.up), _mega(r.down),
                 f"{r.record / KILO:.0f}", str(r.width),
             )
-            for r in match
+            for r in results.runs(MATCH)
         ),
     )  # fmt: skip
-    yield text.ROUND
-    yield _table(
+
+
+def _retrained(results: Results) -> str:
+    return table(
         (
             "clients", "server CPU s", "clients' CPU s", "memory MB", "up MB", "down MB",
             "state MB", "global width",
@@ -116,31 +113,21 @@ def _measured(results: Results) -> Iterator[str]:
                 f"{r.clients:,}", f"{_serving(r):.2f}", f"{r.training:.2f}", _mega(_beyond(r)),
                 _mega(r.up), _mega(r.down), _mega(r.state), str(r.width),
             )
-            for r in rounds
+            for r in results.runs(RETRAIN)
         ),
     )  # fmt: skip
-    yield from _over_ray(results.runs(OVER_RAY))
-    yield "![CPU seconds and bytes by clients](many-clients.svg)\n"
-    yield text.LINEAR.format(
-        match=exponent(match, lambda r: r.cpu),
-        rounds=exponent(rounds, _serving),
-        last=f"{match[-1].clients:,}",
-        before=f"{match[-2].clients:,}",
-    )
-    yield text.FOUND
 
 
-def _over_ray(runs: Sequence[Measured]) -> Iterator[str]:
-    yield text.OVER_RAY
-    yield _table(
+def _over_ray(results: Results) -> str:
+    runs = results.runs(OVER_RAY)
+    return table(
         ("clients", "server CPU s", "training round s", "memory MB"),
         ((f"{r.clients:,}", f"{r.cpu:.2f}", f"{r.seconds:.1f}", _mega(_beyond(r))) for r in runs),
     )
-    each = line(runs, lambda r: r.seconds).slope * KILO
-    yield text.EACH_OVER_RAY.format(few=f"{runs[0].clients:,}", each=each)
 
 
-def _carried(results: Results) -> Iterator[str]:
+def _carried(results: Results) -> str:
+    """Return what the last two runs give for more clients along a straight line."""
     match, rounds = results.runs(MATCH), results.runs(RETRAIN)
     lines: Mapping[str, tuple[Line, Callable[[float], str]]] = {
         "`match`, CPU": (line(match, lambda r: r.cpu), _time),
@@ -153,53 +140,24 @@ def _carried(results: Results) -> Iterator[str]:
         "pass, up": (line(rounds, lambda r: r.up), _bytes),
         "pass, down": (line(rounds, lambda r: r.down), _bytes),
     }
-    yield text.FORMULAS
-    yield _table(
+    return table(
         ("what", "per client", *(f"{clients:,} clients" for clients in CARRIED)),
         (
             (name, show(own.slope), *(show(own(clients)) for clients in CARRIED))
             for name, (own, show) in lines.items()
         ),
     )
-    each = {name: own for name, (own, _) in lines.items()}
-    up = each["pass, up"]
-    yield text.LIMITS.format(
-        record=f"{each['`match`, record'].reaches(HEADER):,}",
-        header=f"{each['pass, header of the state'].reaches(HEADER):,}",
-        memory=f"{each['`match`, memory beyond the libraries'].reaches(MEMORY):,}",
-        held=f"{each['pass, memory beyond the libraries'].reaches(MEMORY):,}",
-        day=f"{each['`match`, CPU'].reaches(DAY):,}",
-        link=_time(up(CARRIED[-1]) / LINK),
-        million=_bytes(up(CARRIED[-1])),
-    )
 
 
-def _levels(results: Results) -> Iterator[str]:
-    yield text.LEVELS
-    for init in dict.fromkeys(run.scene.init for run in results.sites):
-        yield f"### {text.STARTS[init]}\n"
-        runs = [run for run in results.sites if run.scene.init == init]
-        settings = list(dict.fromkeys(_setting(run) for run in runs))
-        methods = list(dict.fromkeys(run.method for run in runs))
-        yield _table(
-            ("accuracy in %", *settings),
-            (
-                (m, *(_cell([r.accuracy for r in _of(runs, m, s)]) for s in settings))
-                for m in methods
-            ),
-        )
-    yield text.LOST
-    yield _table(
-        ("points lost by two levels", "mean", "least to most", "runs"),
-        ((name, *_spread(lost)) for name, lost in losses(results).items()),
+def _levels(results: Results, start: str) -> str:
+    """Return the accuracies in one level and in two, of clients that begin in one way."""
+    runs = [run for run in results.sites if run.scene.init == start]
+    settings = list(dict.fromkeys(_setting(run) for run in runs))
+    methods = list(dict.fromkeys(run.method for run in runs))
+    return table(
+        ("accuracy in %", *settings),
+        ((m, *(_cell([r.accuracy for r in _of(runs, m, s)]) for s in settings)) for m in methods),
     )
-    yield text.SERVERS
-    yield _table(
-        ("clients, sites", "one level CPU s", "two levels, all servers", "one after another",
-         "up to the centre MB: one level", "two levels"),
-        _servers(results),
-    )  # fmt: skip
-    yield text.MEANING
 
 
 def losses(results: Results) -> dict[str, list[float]]:
@@ -235,7 +193,7 @@ def _servers(results: Results) -> Iterator[tuple[str, ...]]:
 
 def plot(results: Results) -> bytes:
     """Return the curves as SVG, both axes logarithmic."""
-    from fedmerge.report.drawing import SERIES, as_file, new_figure, settings
+    from fedmerge.report import SERIES, as_file, new_figure, settings
 
     match, rounds = results.runs(MATCH), results.runs(RETRAIN)
     with settings("many-clients"):
@@ -302,8 +260,3 @@ def _time(seconds: float) -> str:
         if seconds >= 2 * length:
             return f"{seconds / length:.3g} {unit}"
     return f"{seconds * KILO:.3g} ms"
-
-
-def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    lines = [heads, ["---"] * len(heads), *rows]
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines) + "\n"

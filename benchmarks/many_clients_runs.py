@@ -17,10 +17,8 @@ from torch import nn
 import fedmerge
 from benchmarks.measure import run_python
 from benchmarks.retraining import Watch
-from fedmerge.types.arrays import Array, IntArray
-from fedmerge.workflow.retrain.events import RoundDone
-from fedmerge.workflow.retrain.running import EngineName
-from fedmerge.workflow.retrain.state import STATE_FILE
+from fedmerge.federated import STATE_FILE, EngineName, RoundDone
+from fedmerge.values import Array, IntArray
 
 MODEL = "benchmarks.many_clients_runs:build"
 COUNTS = (10, 32, 100, 316, 1000)
@@ -133,8 +131,8 @@ def matched(folder: str) -> dict[str, Any]:
         "command": "match",
         "cpu": cpu,
         "training": 0.0,
-        "up": FLOAT32 * merge.ensemble_parameters,
-        "down": FLOAT32 * merge.parameters(merge.widths) * len(merge.clients),
+        "up": FLOAT32 * merge.session.ensemble_parameters,
+        "down": FLOAT32 * merge.parameters * len(merge.clients),
         "width": merge.groups[0].width,
         "record": output.with_name(f"{output.name}.json").stat().st_size,
         "state": 0,

@@ -16,7 +16,7 @@ from torch import nn
 
 import fedmerge
 from fedmerge.training import split_by_dirichlet, split_homogeneously
-from fedmerge.types.arrays import Array, Float64Array, IntArray
+from fedmerge.values import Array, Float64Array, IntArray
 
 State: TypeAlias = Mapping[str, torch.Tensor]
 Split: TypeAlias = Literal["homogeneous", "Dir(0.5)"]

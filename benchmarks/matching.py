@@ -11,7 +11,7 @@ from benchmarks.cases import Case, run
 from benchmarks.floor import Floor
 from benchmarks.measure import Cost, Result, cost_of, free_memory, in_child
 from benchmarks.nets import NETS
-from fedmerge.workflow.layers import Problem
+from fedmerge.merging import Session
 
 FLOOR_BAR = 2.0
 GROWTH_BAR = 1.1
@@ -72,13 +72,13 @@ def slow_results() -> Iterator[Result]:
 
 def measure(net: str, kind: str, clients: int, rounds: int) -> dict[str, Any]:
     """Return the least costs of a matching and of its floor, measured in turns."""
-    problem = Case(net, kind, clients).problem()
-    run(Case(net, kind, 2).problem())  # imports and caches
+    session = Case(net, kind, clients).session()
+    run(Case(net, kind, 2).session())  # imports and caches
     own, floors, needed = Cost(math.inf, math.inf), [], []
     for _ in range(rounds):
-        own = own.least(cost_of(lambda: run(problem)))
-        floors.append(watched(problem, repeats=rounds, every_step=True))
-        needed.append(watched(problem, repeats=rounds, every_step=False).own)
+        own = own.least(cost_of(lambda: run(session)))
+        floors.append(watched(session, repeats=rounds, every_step=True))
+        needed.append(watched(session, repeats=rounds, every_step=False).own)
     floor = min(floors, key=lambda floor: floor.total.wall)
     return {
         "own_wall": own.wall,
@@ -91,11 +91,11 @@ def measure(net: str, kind: str, clients: int, rounds: int) -> dict[str, Any]:
     }
 
 
-def watched(problem: Problem, *, repeats: int, every_step: bool) -> Floor:
+def watched(session: Session, *, repeats: int, every_step: bool) -> Floor:
     """Return what a matching's steps cost: every one of them, or those that bounds don't spare."""
     floor = Floor(repeats, every_step=every_step)
     with floor.watching():
-        run(problem)
+        run(session)
     return floor
 
 

@@ -11,7 +11,7 @@ from benchmarks.measure import MEGABYTE, Result, in_child, run_python
 from benchmarks.nets import NETS
 from benchmarks.processes import match_arguments, save_safetensors
 from fedmerge import MatchOptions, plan
-from fedmerge.workflow.clients import open_clients
+from fedmerge.merging import open_clients
 
 CLIENTS = 8
 MEMORY_BAR = 1.5

@@ -27,7 +27,7 @@ from benchmarks.oneshot_suites import (
 )
 from benchmarks.paper_data import Scene, Split, write_scene
 from fedmerge.training import derived_seed, find_task, read_shard, seeded, train_model
-from fedmerge.types.arrays import Array, IntArray
+from fedmerge.values import Array, IntArray
 
 DATA: Mapping[str, str] = {  # data set → its file in the folder of data
     "mnist": "mnist*.npz",

@@ -1,16 +1,15 @@
-"""The page of one-shot merges in the docs, written from results alone."""
+"""The tables of the page of one-shot merges, made from results alone."""
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from benchmarks.measure import Result
 from benchmarks.oneshot_bars import WITH, Runs, bars, foresight, forewarned, not_run, outcomes
 from benchmarks.oneshot_runs import Outcome
 from benchmarks.oneshot_suites import (
-    ACTIVATIONS,
     ALONE,
     CHOICES,
     DEVELOPMENT,
@@ -25,15 +24,7 @@ from benchmarks.oneshot_suites import (
     Source,
     measure_of,
 )
-from benchmarks.oneshot_text import (
-    COMMANDS,
-    FORESIGHT,
-    FOREWARNED,
-    INTRODUCTION,
-    MISSED,
-    REMARKS,
-    TITLES,
-)
+from benchmarks.page_block import replace_blocks, table, told_machine
 from benchmarks.report import machine
 
 COMPARED = ("mean client", "best client", "element-wise average", "ensemble")
@@ -41,7 +32,6 @@ MATCHED: Sequence[tuple[str, str, Source | None]] = (  # head, method, probes; N
     ("paper's preset", PAPER, None),
     ("files alone, --refine 0", UNREFINED, None),
     ("files alone", FILES, None),
-    ("activation matching alone", ACTIVATIONS, None),
     ("ours, no data", OURS, "default"),
     ("ours, 1,000 inputs", OURS, "data"),
     ("distilled, no data", DISTILLED, "default"),
@@ -51,30 +41,28 @@ PROBED: tuple[Source, ...] = ("default", "data")
 
 
 def write_page(results: Runs, docs: Path) -> None:
-    """Write `oneshot.md`."""
-    (docs / "oneshot.md").write_text(page(results), encoding="utf-8")
+    """Renew the tables of `oneshot.md`."""
+    replace_blocks(docs / "oneshot.md", tables(results))
 
 
-def page(results: Runs) -> str:
-    """Return the page as Markdown; the same results give the same page on one machine."""
-    where = ", ".join(f"{name} {value}" for name, value in machine().items())
-    parts = [INTRODUCTION, f"Run on: {where}.\n", COMMANDS, *_bars(results)]
+def tables(results: Runs) -> dict[str, str]:
+    """Return the page's blocks; the same results give the same ones on one machine."""
+    blocks = {"machine": told_machine(machine()), "bars": "\n".join(_bars(results))}
     for part, cases in PARTS.items():
-        parts += [f"## {TITLES[part]}\n", REMARKS[part]]
         shown = [case for case in cases if outcomes(results, case, ALONE)]
-        tables = (_choices,) if part == "choices" else (_scores, _details)
-        parts += [table(results, shown) for table in tables] if shown else []
+        makers = (_choices,) if part == "choices" else (_scores, _details)
+        made = [make(results, shown) for make in makers] if shown else []
         missing = [case for case in cases if case not in shown]
-        parts += [f"Not run here: {'; '.join(missing)}.\n"] if missing else []
-    parts += [*_foresight(results), MISSED]
-    return "\n".join(part for part in parts if part)
+        made += [f"Not run here: {'; '.join(missing)}.\n"] if missing else []
+        blocks[part] = "\n".join(text for text in made if text)
+    return {**blocks, "foresight": _foresight(results), "forewarned": _forewarned(results)}
 
 
 def _bars(results: Runs) -> Iterator[str]:
     found = list(bars(results))
     met = sum(result.is_met for result in found)
-    yield f"## Bars: {met} met, {len(found) - met} missed\n"
-    yield _table(("what", "mean over seeds", "bar", ""), map(_bar_row, found))
+    yield f"{met} are met, {len(found) - met} missed.\n"
+    yield table(("what", "mean over seeds", "bar", ""), map(_bar_row, found))
     missing = not_run(results)
     if missing:
         yield f"Not run here: {'; '.join(missing)}.\n"
@@ -102,7 +90,7 @@ def _scores(results: Runs, cases: Sequence[str]) -> str:
         ]
         rows.append((_named(case), each, *(_cell(values, case) for values in found)))
     heads = (*COMPARED, *(head for head, _, _ in columns))
-    return _table(("case", "each client", *heads), rows)
+    return table(("case", "each client", *heads), rows)
 
 
 def _choices(results: Runs, cases: Sequence[str]) -> str:
@@ -122,7 +110,7 @@ def _choices(results: Runs, cases: Sequence[str]) -> str:
     ]
     shown = ((f"`{n}`" if n[0] == "-" else n, *(_spread(v, 1) if v else "–" for v in each))
              for n, each in rows)  # fmt: skip
-    return _table(("", *cases), shown)
+    return table(("", *cases), shown)
 
 
 def _each(alone: Outcome, case: str) -> str:
@@ -141,7 +129,7 @@ def _details(results: Runs, cases: Sequence[str]) -> str:
                 if found:
                     rows.append((f"{case}, {method}", WITH[probes], *_told(found)))
     heads = ("merge", "probes", "seeds", "predicted agreement", "best client's", "chosen")
-    return _table((*heads, "growth", "seconds"), rows) if rows else ""
+    return table((*heads, "growth", "seconds"), rows) if rows else ""
 
 
 def _told(found: Sequence[Outcome]) -> Iterator[str]:
@@ -153,9 +141,8 @@ def _told(found: Sequence[Outcome]) -> Iterator[str]:
     yield f"{statistics.mean(o.seconds for o in found):.0f}"
 
 
-def _foresight(results: Runs) -> Iterator[str]:
-    """Yield how well agreement chose and ordered candidates, by the probes it was measured on."""
-    yield FORESIGHT
+def _foresight(results: Runs) -> str:
+    """Return how well agreement chose and ordered candidates, by the probes it was measured on."""
     rows = []
     for probes in PROBED:
         found = foresight(
@@ -174,9 +161,12 @@ def _foresight(results: Runs) -> Iterator[str]:
             best = f"{found.right} of {found.merges}"
             rows.append((WITH[probes], best, lost, ordered))
     heads = ("probes", "the best was chosen", "points lost to the best", "pairs in the right order")
-    yield _table(heads, rows)
-    yield FOREWARNED
-    yield _table(
+    return table(heads, rows)
+
+
+def _forewarned(results: Runs) -> str:
+    """Return how often a warning came true."""
+    return table(
         ("probes", "told and true", "told but untrue", "not told but true", "neither"),
         ((WITH[probes], *_warnings(results, probes)) for probes in PROBED),
     )
@@ -206,8 +196,3 @@ def _spread(values: Sequence[float], decimals: int) -> str:
         f"{value:.{decimals}f}" for value in (statistics.mean(values), min(values), max(values))
     )
     return mean if least == most else f"{mean} ({least} to {most})"
-
-
-def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    lines = [heads, ["---"] * len(heads), *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"

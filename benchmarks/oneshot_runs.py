@@ -20,9 +20,8 @@ from torch.nn import functional
 import fedmerge
 from benchmarks.oneshot_clients import Folders, Setting, setting
 from benchmarks.oneshot_suites import ALONE, Measure, Merging, Source, options_of
-from fedmerge.workflow.oneshot.agreement import Agreement
-from fedmerge.workflow.oneshot.options import ProbeOptions
-from fedmerge.workflow.oneshot.scene import Candidate, Scene
+from fedmerge.merging import Agreement, Answers, Candidate, candidates
+from fedmerge.probes import ProbeOptions
 
 BATCH = 500  # samples that are tested at once
 CANDIDATES_OF = 0  # the seed whose candidates are all tested, as that takes longer than merging
@@ -126,13 +125,13 @@ def _probes(source: Source, found: Setting) -> ProbeOptions:
 def _considered() -> Iterator[list[Candidate]]:
     """Keep all ways to merge that are considered: `match` returns the best alone."""
     heard: list[Candidate] = []
-    usual = Scene._candidate
+    usual = candidates._candidate
 
-    def candidate(scene: Scene, name: str, merge: fedmerge.Merge) -> Candidate:
-        heard.append(usual(scene, name, merge))
+    def candidate(answers: Answers, name: str, merge: fedmerge.Merge) -> Candidate:
+        heard.append(usual(answers, name, merge))
         return heard[-1]
 
-    with patch.object(Scene, "_candidate", candidate):
+    with patch.object(candidates, "_candidate", candidate):
         yield heard
 
 

@@ -168,45 +168,21 @@ PARTS: Mapping[str, Sequence[str]] = {  # in the order in which they are run
 }
 GROWTHS: Mapping[str, float] = dict.fromkeys(PARTS, 1.5) | {"families": 2.0}
 
-PAPER, FILES, ACTIVATIONS, OURS, DISTILLED = "paper", "files", "activations", "ours", "distilled"
+PAPER, FILES, OURS, DISTILLED = "paper", "files", "ours", "distilled"
 UNREFINED = "files, --refine 0"
 METHODS: Mapping[str, Mapping[str, Any]] = {  # name → what is asked for besides the growth
     PAPER: {"preset": "paper"},
     UNREFINED: {"refine": 0},
     FILES: {},
-    ACTIVATIONS: {"signature": "activations", "lead": "none", "merge_units": "mean"},
     OURS: {},
     DISTILLED: {"distill": True},
 }
 CHOICES: Mapping[str, Mapping[str, Any]] = {  # other choices than the defaults, one by one
-    "--signature weights": {"signature": "weights"},
-    "--signature activations": {"signature": "activations"},
     "--match-threshold 0.7": {"match_threshold": 0.7},
     "--match-threshold 0.99": {"match_threshold": 0.99},
-    "--no-symmetries": {"symmetries": False},
     "--lead none": {"lead": "none"},
     "--lead none --merge-units fit": {"lead": "none", "merge_units": "fit"},
     "--lead none --merge-units mean": {"lead": "none", "merge_units": "mean"},
-    "--lead none --merge-units mean --no-symmetries": {
-        "lead": "none",
-        "merge_units": "mean",
-        "symmetries": False,
-    },
-    "--lead none --merge-units mean --correct norm": {
-        "lead": "none",
-        "merge_units": "mean",
-        "correct": "norm",
-    },
-    "--lead none --merge-units mean --correct moments": {
-        "lead": "none",
-        "merge_units": "mean",
-        "correct": "moments",
-    },
-    "--lead none --merge-units mean --batch-norm reestimate": {
-        "lead": "none",
-        "merge_units": "mean",
-        "batch_norm": "reestimate",
-    },
 }
 TRAINED_ON = (LENET_BAR, LSTM, *VGGS)  # cases that are also distilled
 
@@ -304,6 +280,5 @@ def _of_seed(case: str, seed: int, growth: float, *, without_probes: bool) -> It
     sources: tuple[Source, ...] = ("default",) if case == LSTM else ("default", "data")
     for probes in sources:
         yield Merging(case, OURS, probes, seed, growth)
-    yield Merging(case, ACTIVATIONS, sources[-1], seed, growth)
     for probes in sources if case in TRAINED_ON else ():
         yield Merging(case, DISTILLED, probes, seed, growth)

@@ -11,7 +11,7 @@ import argparse
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from unittest.mock import patch
@@ -23,20 +23,15 @@ from benchmarks.digits import print_table
 from benchmarks.oneshot_clients import Folders
 from benchmarks.oneshot_runs import carry_out
 from benchmarks.oneshot_suites import DEVELOPMENT_SEEDS, DISTILLED, OURS, Merging
-from fedmerge.probing import Probes
-from fedmerge.types.progress import silent
-from fedmerge.workflow.oneshot import distill
-from fedmerge.workflow.oneshot.models import Models
-from fedmerge.workflow.oneshot.probes import ProbeMaker
-from fedmerge.workflow.oneshot.scene import Scene
-from fedmerge.workflow.options import MatchOptions
+from fedmerge.merging import Answers, ClientModules, by_probes, collect_answers, distillation
+from fedmerge.probes import ProbedClients, Probes, make_probes
 
 GROWTH = 1.5
 SEEDS = range(DEVELOPMENT_SEEDS, DEVELOPMENT_SEEDS + 3)
 COPIES = 3  # of the inputs, each mixed with another one
 SYNTHETIC = 500  # beside them half as many of noise
 
-More = Callable[[Scene], Probes]  # what merges are fitted to, besides the inputs that are held out
+More = Callable[[ClientModules, Probes], Probes]  # what merges are fitted to instead
 
 
 @dataclass(frozen=True)
@@ -51,25 +46,30 @@ class Trial:
 @contextmanager
 def fitted_to(more: More) -> Iterator[None]:
     """Let merges be fitted to other probes; what is held out stays."""
-    usual = Scene.on
 
-    def on(models: Models, options: MatchOptions, probes: Probes, neutral: Probes) -> Scene:
-        scene = usual(models, options, probes, neutral)
-        return replace(scene, probes=more(scene))
+    def collect(modules: ClientModules, probes: Probes, held_out: Probes) -> Answers:
+        return collect_answers(modules, more(modules, probes), held_out)
 
-    with patch.object(Scene, "on", on):
+    with patch.object(by_probes, "collect_answers", collect):
         yield
 
 
-def mixed(scene: Scene) -> Probes:
+def mixed(modules: ClientModules, probes: Probes) -> Probes:
     """Return the inputs and mixtures of them."""
-    return scene.probes.mixed(COPIES, seed=scene.options.seed)
+    return probes.mixed(COPIES, seed=modules.session.options.seed)
 
 
-def synthetic(scene: Scene) -> Probes:
+def synthetic(modules: ClientModules, probes: Probes) -> Probes:
     """Return the inputs, and others that are made of the clients' answers."""
-    asked = fedmerge.ProbeOptions("synthetic", count=SYNTHETIC)
-    return scene.probes.joined(ProbeMaker(scene.models, asked, scene.options.seed).probes(silent))
+    options = fedmerge.ProbeOptions("synthetic", count=SYNTHETIC)
+    clients = ProbedClients(
+        modules.clients,
+        modules.sample_inputs(),
+        options,
+        seed=modules.session.options.seed,
+        device=modules.device,
+    )
+    return probes.joined(make_probes(clients))
 
 
 TRIALS = (
@@ -87,7 +87,7 @@ TRIALS = (
         ("CIFAR net",),
         {
             "as it is": nullcontext,
-            "without mixtures": lambda: patch.object(distill, "MIXTURES", 0),
+            "without mixtures": lambda: patch.object(distillation, "MIXTURES", 0),
         },
     ),
 )

@@ -1,51 +1,26 @@
-"""The page of results in the docs, written from a report alone."""
+"""The tables of the page of benchmarks, made from a report alone."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 
 from benchmarks.measure import Result
+from benchmarks.page_block import replace_blocks
 from benchmarks.report import Report
 from benchmarks.suites import SUITES
 
-INTRODUCTION = """\
-# Benchmarks
 
-Written by `python -m benchmarks --page`; do not edit. Every ratio is measured in one run on one
-machine, its two sides in turns, and the least of several runs counts: noise only adds. A bar is
-what the number is meant to reach.
-
-- **Floor**: one float32 matrix product per step, of every unit of a client with every global unit,
-  and one call of the assignment solver on the step's rewards. No matching that looks at every pair
-  once and solves each step once can be faster.
-- **What its own steps need**: only the products with global units that changed, and the steps
-  solved as fedmerge solves them. The rest of its time is book-keeping.
-- **Copies** are one net with its hidden units in random order and noise of a tenth of the weights'
-  standard deviation; **independent** nets have random weights, matched at a threshold of 0.03;
-  at 0.9 **nothing matches**. A matching is one pass over all groups, at most 5 sweeps each.
-- **Gain** of a saving: the time without it ÷ the time with all of them; alone: the time without
-  any ÷ the time with only this one. The assignments are compared in every setting.
-- **Overhead** of retraining: CPU time outside the clients' training loops (shards opened, models
-  built, planning, matching, averaging, states saved) ÷ that inside them; no evaluation.
-"""
-
-COMMANDS = """\
-```sh
-make bench                                                  # the quick suites
-.venv/bin/python -m benchmarks --all                        # slow ones too
-.venv/bin/python -m benchmarks --list                       # their names
-.venv/bin/python -m benchmarks matching wide --json r.json  # some of them, as JSON
-.venv/bin/python -m benchmarks --read r.json --page docs/benchmarks.md  # nothing is run
-```
-"""
+def write_page(report: Report, path: Path) -> None:
+    """Renew the tables of a page."""
+    replace_blocks(path, tables(report))
 
 
-def page(report: Report) -> str:
-    """Return the page as Markdown; the same report gives the same page."""
+def tables(report: Report) -> dict[str, str]:
+    """Return the page's blocks; the same report gives the same ones."""
     machine = ", ".join(f"{name} {value}" for name, value in report.machine.items())
-    parts = [INTRODUCTION, f"Measured on {' and '.join(report.dates)}: {machine}.\n", COMMANDS]
-    parts += [_bars(report), *_sections(report)]
-    return "\n".join(parts)
+    when = f"Measured on {' and '.join(report.dates)}: {machine}.\n"
+    return {"machine": when, "results": "\n".join([_bars(report), *_sections(report)])}
 
 
 def _bars(report: Report) -> str:

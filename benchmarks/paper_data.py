@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from fedmerge.training import Preparation, Shard, split_by_dirichlet, write_shards
-from fedmerge.types.arrays import Array, IntArray
+from fedmerge.values import Array, IntArray
 
 LEAST = 100  # samples of a client; proportions are drawn again until each has so many
 STEPS = 80  # characters of a sequence

@@ -12,11 +12,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 from scipy.optimize import linear_sum_assignment
 
-from fedmerge.types.arrays import Array, FloatArray
-from fedmerge.workflow.retrain.federation import Exchange, Federation
-from fedmerge.workflow.retrain.fedma import FedMA
-from fedmerge.workflow.retrain.locals import LocalModel
-from fedmerge.workflow.retrain.schedule import Round
+from fedmerge.federated import Exchange, Federation, FedMA, LocalModel, Round
+from fedmerge.values import Array, FloatArray
 
 EMBEDDING, DECODER = "encoder.weight", "decoder.weight"
 INPUT, RECURRENT = "rnn.weight_ih_l0", "rnn.weight_hh_l0"

@@ -1,18 +1,18 @@
-"""The page of the paper's comparison in the docs, written from results alone."""
+"""The tables and plots of the page of the paper's comparison, made from results alone."""
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
 from benchmarks.measure import Result
+from benchmarks.page_block import replace_blocks, table, told_machine
 from benchmarks.paper_leads import FEDAVG, FEDMA, Methods, Seeds, leads, megabytes
 from benchmarks.paper_plot import Mark, Series, plot
 from benchmarks.paper_runs import Outcome, Point
 from benchmarks.paper_suites import ENSEMBLE, METHODS, SUITES, Experiment, experiments
-from benchmarks.paper_text import COMMANDS, INTRODUCTION, REMARKS, ROW_NAMES, TITLES, TRIALS
 from benchmarks.report import machine
 
 Runs = Mapping[Experiment, Outcome]
@@ -22,33 +22,37 @@ PLACES: Mapping[str, tuple[str, Callable[[Point], float]]] = {  # along the x ax
     "rounds": ("rounds", lambda point: point.round),
     "bytes": ("megabytes", lambda point: point.megabytes),
 }
+ROW_NAMES: Mapping[str, str] = {
+    "mean": "mean client",
+    "best": "best client (chosen on the test data)",
+    "average": "element-wise average, one shot",
+    "match": "FedMA's matching, one shot",
+    "ensemble": "ensemble (mean of logits)",
+}
 COUNTED = ("part", "sha256", "seed", "on")  # what settings of two runs are not compared by
 
 
 def write_page(results: Runs, docs: Path) -> None:
-    """Write `paper.md` and its plots."""
+    """Renew the tables of `paper.md` and its plots."""
     for name, picture in plots(results).items():
         (docs / f"paper-{name}.svg").write_text(picture, encoding="utf-8")
-    (docs / "paper.md").write_text(page(results), encoding="utf-8")
+    replace_blocks(docs / "paper.md", tables(results))
 
 
-def page(results: Runs) -> str:
-    """Return the page as Markdown; the same results give the same page on one machine."""
-    where = ", ".join(f"{name} {value}" for name, value in machine().items())
-    parts = [INTRODUCTION, f"Run on: {where}.\n", COMMANDS]
+def tables(results: Runs) -> dict[str, str]:
+    """Return the page's blocks; the same results give the same ones on one machine."""
+    blocks = {"machine": told_machine(machine())}
     for dataset, suite in SUITES.items():
-        parts.append(f"## {TITLES[dataset]}\n")
         for part in suite.parts:
             runs = shown(results, dataset, part)
-            parts += [f"### {TITLES[part]}\n", REMARKS[dataset, part]]
             if not runs:
-                parts.append("Not run here.\n")
+                text = "Not run here.\n"
             elif part == "epochs":
-                parts.append(_epochs(runs, shown(results, dataset, "main")))
+                text = _epochs(runs, shown(results, dataset, "main"))
             else:
-                parts += _section(runs, dataset, part)
-    parts += _trials(results)
-    return "\n".join(part for part in parts if part)
+                text = "\n".join(made for made in _section(runs, dataset, part) if made)
+            blocks[f"{dataset}-{part}"] = text
+    return {**blocks, "trials": _trials(results)}
 
 
 def plots(results: Runs) -> dict[str, str]:
@@ -112,17 +116,14 @@ def _section(runs: Runs, dataset: str, part: str) -> Iterator[str]:
         yield _leads(leads(methods, judged=judged), judged)
     if ENSEMBLE in methods:
         yield _alone(methods[ENSEMBLE])
-    if part == "main":
-        yield f"![by rounds](paper-{dataset}-rounds.svg)\n"
-        yield f"![by megabytes](paper-{dataset}-bytes.svg)\n"
 
 
 def _leads(results: Sequence[Result], judged: bool) -> str:
     """Return a table of FedMA's leads, with their bars where they are judged by any."""
     if judged:
         rows = ((r.what, r.shown, r.verdict, r.note) for r in results)
-        return _table(("what", "measured", "bar", ""), rows)
-    return _table(("what", "measured", ""), ((r.what, r.shown, r.note) for r in results))
+        return table(("what", "measured", "bar", ""), rows)
+    return table(("what", "measured", ""), ((r.what, r.shown, r.note) for r in results))
 
 
 def _methods(methods: Methods, layers: int) -> str:
@@ -141,7 +142,7 @@ def _methods(methods: Methods, layers: int) -> str:
         rows.append((name, numbers, *cells, moved, growth, seconds))
     heads = [f"round {number}" for number in chosen]
     last = f"MB until round {chosen[-1]}"
-    return _table(("method", "seeds", *heads, last, "growth", "CPU s"), rows)
+    return table(("method", "seeds", *heads, last, "growth", "CPU s"), rows)
 
 
 def _alone(seeds: Seeds) -> str:
@@ -149,7 +150,7 @@ def _alone(seeds: Seeds) -> str:
     kinds = seeds[0][1].others
     rows = [(ROW_NAMES[kind], _cell([o.others[kind] for _, o in seeds])) for kind in kinds]
     epochs = seeds[0][0].epochs * SUITES[seeds[0][0].dataset].layers
-    return _table((f"clients that trained alone for {epochs} epochs", "accuracy in %"), rows)
+    return table((f"clients that trained alone for {epochs} epochs", "accuracy in %"), rows)
 
 
 def _epochs(runs: Runs, usual: Runs) -> str:
@@ -168,17 +169,16 @@ def _epochs(runs: Runs, usual: Runs) -> str:
         (str(epochs), *(cells.get(name, "not run") for name in names))
         for epochs, cells in sorted(values.items())
     ]
-    return _table(("local epochs", *names), rows)
+    return table(("local epochs", *names), rows)
 
 
-def _trials(results: Runs) -> Iterator[str]:
-    """Yield a table of the runs by which settings were chosen, all seeds of a setting together."""
+def _trials(results: Runs) -> str:
+    """Return a table of the runs by which settings were chosen, all seeds of a setting together."""
     settings: dict[tuple[str, str, str], list[tuple[Experiment, Outcome]]] = {}
     for experiment, outcome in results.items():
         if experiment.on == "validation":
             key = (experiment.dataset, _name(experiment), _changes(experiment))
             settings.setdefault(key, []).append((experiment, outcome))
-    yield TRIALS
     rows = []
     for (dataset, name, changes), seeds in settings.items():
         layers = SUITES[dataset].layers
@@ -188,7 +188,7 @@ def _trials(results: Runs) -> Iterator[str]:
         numbers = ", ".join(str(e.seed) for e, _ in seeds)
         moved = f"{megabytes(seeds, chosen[-1]):.1f}"
         rows.append((dataset, name, numbers, changes, "; ".join(cells), moved))
-    yield _table(("data", "method", "seeds", "other than above", "accuracy in %", "MB"), rows)
+    return table(("data", "method", "seeds", "other than above", "accuracy in %", "MB"), rows)
 
 
 def _changes(experiment: Experiment) -> str:
@@ -227,8 +227,3 @@ def _cell(values: Sequence[float]) -> str:
     if len(values) == 1:
         return f"{values[0]:.1f}"
     return f"{statistics.mean(values):.1f} ({min(values):.1f} to {max(values):.1f})"
-
-
-def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    lines = [heads, ["---"] * len(heads), *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"

@@ -15,14 +15,11 @@ import fedmerge
 from benchmarks.paper_data import Scene, Split, write_scene
 from benchmarks.paper_lstm import LstmFedMA
 from benchmarks.paper_suites import ENSEMBLE, SUITES, Experiment
+from fedmerge.api import compare
+from fedmerge.federated import FedMA, ignore, prepare_run, run_prepared
+from fedmerge.merging import EvaluationOptions
+from fedmerge.probes import ProbeOptions
 from fedmerge.training import derived_seed, find_task, read_shard, seeded, train_model
-from fedmerge.workflow.compare import compare
-from fedmerge.workflow.evaluate import EvaluationOptions
-from fedmerge.workflow.oneshot.options import ProbeOptions
-from fedmerge.workflow.retrain.events import ignore
-from fedmerge.workflow.retrain.fedma import FedMA
-from fedmerge.workflow.retrain.prepare import prepare_run
-from fedmerge.workflow.retrain.retrain import run_prepared
 
 MODELS = "benchmarks.paper_models"
 
@@ -102,7 +99,7 @@ def _retrained(
     usual = run.method
     assert isinstance(usual, FedMA)
     method = LstmFedMA(
-        usual.problem, usual.averaging, usual.rounds, usual.initial, usual.kept, attempts
+        usual.session, usual.averaging, usual.rounds, usual.initial, usual.kept, attempts
     )
     run = replace(run, method=method)
     return run_prepared(run, data=data, work_dir=None, output=None, running=running, hear=ignore)

@@ -18,9 +18,8 @@ import numpy as np
 from scipy.optimize import linear_sum_assignment
 
 from fedmerge.matching import GroupMatching, Prior, SearchOptions, UnitFeatures
-from fedmerge.types.arrays import Float64Array
-from fedmerge.types.assignments import Assignment
-from fedmerge.workflow import layers
+from fedmerge.merging import by_weights
+from fedmerge.values import Assignment, Float64Array
 
 
 @dataclass
@@ -59,7 +58,7 @@ def match_units(
 @contextmanager
 def plain_loops() -> Iterator[None]:
     """Match in plain loops whatever a workflow matches inside."""
-    with mock.patch.object(layers, "match_units", match_units):
+    with mock.patch.object(by_weights, "match_units", match_units):
         yield
 
 

@@ -14,7 +14,7 @@ from benchmarks.floor import Floor
 from benchmarks.measure import Cost, Result, in_child, least_python, run_python
 from benchmarks.nets import NETS, independent_clients, noisy_copies
 from fedmerge import MatchOptions, match
-from fedmerge.workflow.options import option_name
+from fedmerge.merging import option_name
 
 RUNS = 5
 STARTUP_BAR, RUN_BAR, CPU_BAR = 0.3, 1.5, 4.0
@@ -93,7 +93,7 @@ def run_results() -> Iterator[Result]:
             flags = [
                 text for name, value in options.items() for text in (option_name(name), str(value))
             ]
-            arguments = [*match_arguments(files, output), "--threads", "1", *flags]
+            arguments = [*match_arguments(files, output), "--set", "threads=1", *flags]
             beyond = least_python(arguments, repeats=RUNS).cost.cpu - base
             products = in_child(products_of, threads=1, files=files, options=options)
             yield Result(

@@ -24,15 +24,19 @@ from benchmarks.classic_others import OTHERS
 from benchmarks.classic_sequences import SEQUENCES
 from benchmarks.real_libraries import HUGGING_FACE, TIMM, TORCHVISION, Real, drawn_inputs
 from fedmerge import match
+from fedmerge.architecture import resize_module, solve_widths
+from fedmerge.architecture.from_code import (
+    generic_model,
+    lowest_precision,
+    permuted,
+    plan_model,
+    probe_growth,
+    run,
+    verify_plan,
+)
 from fedmerge.errors import FedmergeError
-from fedmerge.graph import solve_widths
-from fedmerge.graph.model import plan_model, probe_growth, verify_plan
-from fedmerge.graph.model.values import generic_model, lowest_precision, run
-from fedmerge.graph.model.verify import permuted
-from fedmerge.graph.resize import resize_module
-from fedmerge.types.layouts import Concat, Layout, Pinned, Product, groups_in
-from fedmerge.types.plans import Plan
-from fedmerge.workflow.outputs import relative_difference
+from fedmerge.merging import relative_difference
+from fedmerge.values import Concat, Layout, Pinned, Plan, Product, groups_in
 
 FAMILIES: Mapping[str, Mapping[str, Real]] = {
     "Hugging Face": HUGGING_FACE,

@@ -15,10 +15,9 @@ import numpy as np
 
 import fedmerge
 from benchmarks.measure import Cost, Result, in_child
-from fedmerge.training import client as client_work
-from fedmerge.training import train_model
-from fedmerge.types.arrays import Array, IntArray
-from fedmerge.workflow.retrain.events import RoundDone, RunStarted
+from fedmerge.federated import RoundDone, RunStarted
+from fedmerge.training import client_work, train_model
+from fedmerge.values import Array, IntArray
 
 OVERHEAD_BAR = 0.05
 MODEL = "benchmarks.paper_models:lenet"

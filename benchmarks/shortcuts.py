@@ -17,10 +17,8 @@ from unittest import mock
 
 from benchmarks.cases import Case, labels, run
 from benchmarks.measure import Cost, Result, in_child, timed
-from fedmerge.matching import match_units
-from fedmerge.matching.values import Shortcuts, SolverName
-from fedmerge.workflow import layers
-from fedmerge.workflow.layers import Problem
+from fedmerge.matching import Shortcuts, SolverName, match_units
+from fedmerge.merging import Session, by_weights
 
 CASES = (
     Case("VGG-9", "copies", 8),
@@ -87,14 +85,14 @@ def results() -> Iterator[Result]:
 
 def measure(net: str, kind: str, clients: int, rounds: int) -> dict[str, Any]:
     """Return the CPU seconds of every setting, and which ones gave other assignments."""
-    problem = Case(net, kind, clients).problem()
-    expected = labels(run(problem))
+    session = Case(net, kind, clients).session()
+    expected = labels(run(session))
     costs = dict.fromkeys(settings(), Cost(math.inf, math.inf))
     different = set()
     for _ in range(rounds):  # in turns, so that a change of the machine's speed meets them all
         for name, setting in settings().items():
             with using(setting.shortcuts):
-                solution, cost = timed(partial(run, with_solver(problem, setting.solver)))
+                solution, cost = timed(partial(run, with_solver(session, setting.solver)))
             costs[name] = costs[name].least(cost)
             if labels(solution) != expected:
                 different.add(name)
@@ -105,13 +103,13 @@ def measure(net: str, kind: str, clients: int, rounds: int) -> dict[str, Any]:
 @contextmanager
 def using(shortcuts: Shortcuts) -> Iterator[None]:
     """Match with these savings whatever a workflow matches inside."""
-    with mock.patch.object(layers, "match_units", partial(match_units, shortcuts=shortcuts)):
+    with mock.patch.object(by_weights, "match_units", partial(match_units, shortcuts=shortcuts)):
         yield
 
 
-def with_solver(problem: Problem, solver: SolverName) -> Problem:
-    """Return the problem with another solver."""
-    return replace(problem, search=replace(problem.search, solver=solver))
+def with_solver(session: Session, solver: SolverName) -> Session:
+    """Return the session with another solver."""
+    return replace(session, options=replace(session.options, solver=solver))
 
 
 def shown(title: str, measured: Mapping[str, Any]) -> Iterator[Result]:

@@ -13,10 +13,18 @@ from unittest import mock
 import numpy as np
 
 from benchmarks.measure import Cost, Result, in_child, timed
-from fedmerge.matching import SearchOptions, UnitFeatures, match_units, visits
-from fedmerge.matching.steps import StepProblem, best_step
-from fedmerge.matching.values import Shortcuts, SolverName, prior_at_threshold
-from fedmerge.types.arrays import FloatArray, IntArray
+from fedmerge.matching import (
+    SearchOptions,
+    Shortcuts,
+    SolverName,
+    StepProblem,
+    UnitFeatures,
+    best_step,
+    match_units,
+    prior_at_threshold,
+    sweeps,
+)
+from fedmerge.values import FloatArray, IntArray
 
 UNITS, FEATURES, CLIENTS = 8192, 4096, 4
 SWEEPS = 5  # as many as the paper's code makes
@@ -96,7 +104,7 @@ class Steps:
     @contextmanager
     def watching(self) -> Iterator[None]:
         """Measure the steps of every matching inside."""
-        with mock.patch.object(visits, "best_step", self._best_step):
+        with mock.patch.object(sweeps, "best_step", self._best_step):
             yield
 
     def _best_step(

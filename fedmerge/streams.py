@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
+
 STDIN, STDOUT, STDERR = 0, 1, 2
 
 

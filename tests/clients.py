@@ -8,12 +8,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from fedmerge.architecture import ChainOptions, plan_chain, resize_module, solve_widths
 from fedmerge.checkpoint import from_state_dict
-from fedmerge.graph import ChainOptions, plan_chain, solve_widths
-from fedmerge.graph.resize import resize_module
-from fedmerge.types.arrays import IntArray
-from fedmerge.types.layouts import axis_size, index_map, unit_positions
-from fedmerge.types.plans import Plan
+from fedmerge.values import IntArray, Plan, axis_size, index_map, unit_positions
 from tests.zoo import Entry
 
 State = Mapping[str, Tensor]

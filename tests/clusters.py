@@ -37,7 +37,7 @@ OUTSIDE = {
     "RAY_health_check_period_ms": "1000",  # a node that is gone is missed sooner
     "RAY_health_check_failure_threshold": "2",
 }
-PATIENCE = 90.0  # seconds for a node to start on a busy machine
+PATIENCE = 300.0  # seconds for a node to start on a busy machine
 STARTED = "Ray runtime started"
 
 

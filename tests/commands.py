@@ -9,9 +9,8 @@ from functools import cache
 
 import typer
 
-from fedmerge.cli.app import app
+from fedmerge.cli import app
 
-EVERYWHERE = {"--help", "-h"}
 _OPTION = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]*(?<!-)")
 _NAMED = re.compile(r"`fedmerge ([a-z]+)((?: [^`]*)?)`")
 
@@ -22,7 +21,7 @@ def options_of_commands() -> Mapping[str, set[str]]:
     root = typer.main.get_command(app)
     commands = {"": root, **getattr(root, "commands", {})}
     return {
-        name: {o for p in command.params for o in (*p.opts, *p.secondary_opts)} | EVERYWHERE
+        name: {o for p in command.params for o in (*p.opts, *p.secondary_opts)}
         for name, command in commands.items()
     }
 

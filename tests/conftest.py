@@ -1,15 +1,21 @@
 """Settings of every test."""
 
+import os
 import signal
 
 import pytest
 import torch
 from hypothesis import settings
 
+from fedmerge.architecture import plan_apart
 from fedmerge.tracebacks import forget_users
 
 settings.register_profile("any machine", deadline=None)  # a busy one is no failure
 settings.load_profile("any machine")
+
+
+# Processes that tests start would each take all cores, and spin while they wait for one another.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 def pytest_configure() -> None:
@@ -28,3 +34,10 @@ def one_thread() -> None:
 def nothing_of_the_users() -> None:
     """Let no test's code count as the user's because an earlier one loaded something beside it."""
     forget_users()
+
+
+@pytest.fixture(autouse=True)
+def graphs_planned_here(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plan graphs of files here: each new process takes seconds to load what torch needs for it."""
+    if request.node.get_closest_marker("planned_apart") is None:
+        monkeypatch.setattr(plan_apart, "planned_apart", plan_apart.answer_to)

@@ -10,7 +10,7 @@ import torch
 from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
-from fedmerge.types.arrays import Array, IntArray
+from fedmerge.values import Array, IntArray
 
 MODEL = "tests.digits:build"
 TRAINED = 1200  # the first images are for training, the rest for evaluation

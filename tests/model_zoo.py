@@ -9,9 +9,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tests import model_zoo_attention as attention
-from tests import model_zoo_convolution as convolution
-from tests import model_zoo_recurrent as recurrent
+from tests import (
+    model_zoo_attention as attention,
+)
+from tests import (
+    model_zoo_convolution as convolution,
+)
+from tests import (
+    model_zoo_recurrent as recurrent,
+)
 
 
 @dataclass(frozen=True)

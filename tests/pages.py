@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 import contextlib
+import difflib
 import io
 import os
 import re
@@ -54,7 +55,8 @@ class Ran:
         """What is not as the page shows it, or nothing."""
         if agree(self.block.shown, self.found):
             return ""
-        return f"{self.block.code}\nthe page shows:\n{self.block.shown}\nprinted:\n{self.found}"
+        first, *more = self.block.code.splitlines()
+        return "\n".join([f"{first} …" if more else first, *_diff(self.block.shown, self.found)])
 
 
 def agree(shown: str, found: str) -> bool:
@@ -64,10 +66,26 @@ def agree(shown: str, found: str) -> bool:
 
 
 def _same_line(shown: str, found: str) -> bool:
-    shown, found = _TIME.sub("TIME", shown), _TIME.sub("TIME", found)
-    words = [_NUMBER.sub("NUMBER", line).split() for line in (shown, found)]
-    numbers = [_NUMBER.findall(line) for line in (shown, found)]
-    return words[0] == words[1] and all(map(_close, *numbers))
+    numbers = [_NUMBER.findall(_TIME.sub("TIME", line)) for line in (shown, found)]
+    return _words(shown) == _words(found) and all(map(_close, *numbers))
+
+
+def _words(line: str) -> str:
+    """Return a line with names in the place of its times and numbers."""
+    return " ".join(_NUMBER.sub("NUMBER", _TIME.sub("TIME", line)).split())
+
+
+def _diff(shown: str, found: str) -> Iterator[str]:
+    """Yield the lines that the page has alone, and those that were printed instead."""
+    pages_lines, printed = shown.splitlines(), found.splitlines()
+    words = [[_words(line) for line in lines] for lines in (pages_lines, printed)]
+    for kind, i, j, k, m in difflib.SequenceMatcher(None, words[0], words[1]).get_opcodes():
+        old, new = pages_lines[i:j], printed[k:m]
+        if kind == "equal":  # but for numbers
+            far = [pair for pair in zip(old, new, strict=True) if not _same_line(*pair)]
+            old, new = [pair[0] for pair in far], [pair[1] for pair in far]
+        yield from (f"- {line}" for line in old)
+        yield from (f"+ {line}" for line in new)
 
 
 def _close(shown: str, found: str) -> bool:

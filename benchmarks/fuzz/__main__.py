@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from benchmarks.fuzz.coverage import fuzz_by_coverage
-from benchmarks.page_block import replace_block
+from benchmarks.page_block import replace_blocks
 
 if TYPE_CHECKING:
     from benchmarks.fuzz.campaign import Counts
@@ -29,14 +29,17 @@ def main() -> None:
     import torch
 
     from benchmarks.fuzz.campaign import fuzz, fuzz_processes
+    from benchmarks.fuzz.forked import warm
+    from benchmarks.fuzz.outcomes import Outcomes
     from benchmarks.fuzz.seeds import make_seeds
 
     torch.set_num_threads(1)
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, warm():
         seeds = make_seeds(Path(folder))
         checkpoints = [seed for seed in seeds if seed.is_checkpoint]
         others = [seed for seed in seeds if not seed.is_checkpoint]
-        options = {"seed": arguments.seed, "keep": arguments.keep}
+        outcomes = Outcomes(arguments.log)
+        options = {"seed": arguments.seed, "keep": arguments.keep, "outcomes": outcomes}
         found = {
             "checkpoints": fuzz(checkpoints, arguments.files, **options, folder=Path(folder)),
             "other files": fuzz(others, arguments.others, **options, folder=Path(folder)),
@@ -54,7 +57,7 @@ def main() -> None:
             f"make fuzz FUZZ='--seed {arguments.seed} --files {arguments.files} "
             f"--others {arguments.others} --processes {arguments.processes}'"
         )
-        replace_block(arguments.page, BLOCK, f"`{command}`\n\n{table}")
+        replace_blocks(arguments.page, {BLOCK: f"`{command}`\n\n{table}"})
 
 
 def page_table(found: dict[str, dict[str, Counts]]) -> str:
@@ -80,6 +83,9 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--keep", type=Path, default=Path("fuzz-broken"), metavar="FOLDER")
     parser.add_argument("--page", type=Path, metavar="FILE", help="write the table into this page")
+    parser.add_argument(
+        "--log", type=Path, metavar="FILE", help="keep outcomes here, and go on from those it has"
+    )
     parser.add_argument(
         "--coverage", type=int, metavar="RUNS", help="only inputs that atheris finds, so many"
     )

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import multiprocessing
+import json
 import os
 import resource
+import signal
 import subprocess
 import sys
 import tempfile
@@ -15,13 +16,9 @@ from typing import Any
 
 from benchmarks.fuzz.promises import Cost, Ran
 
-PATIENCE = 120  # seconds until a process counts as one that does not end
+PATIENCE = 300  # seconds until a process counts as one that does not end
 MOST_SECONDS = 60  # of CPU time, after which the system ends it
 MOST_MEMORY = 8 << 30  # bytes of address space: torch alone takes some
-_PRELOADED = (
-    *("fedmerge.cli.app", "fedmerge.cli.boundary", "fedmerge.cli.inspect", "fedmerge.cli.plan"),
-    *("fedmerge.workflow.models", "fedmerge.cli.match", "fedmerge.cli.verify"),
-)
 
 
 def run_process(arguments: Sequence[str], folder: Path, *, base: Cost) -> Ran:
@@ -34,7 +31,7 @@ def run_process(arguments: Sequence[str], folder: Path, *, base: Cost) -> Ran:
             stdout=out,
             stderr=err,
             env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-            preexec_fn=_limit,
+            preexec_fn=limit,
         )
         patience = threading.Timer(PATIENCE, process.kill)
         patience.start()
@@ -43,7 +40,7 @@ def run_process(arguments: Sequence[str], folder: Path, *, base: Cost) -> Ran:
         patience.cancel()
         process.returncode = os.waitstatus_to_exitcode(status)
         printed, said = _text(out), _text(err)
-    took = _cost(used)
+    took = cost_of(used)
     cost = Cost(max(0.0, took.seconds - base.seconds), max(0, took.memory - base.memory))
     return Ran(None if is_late else process.returncode, printed, said, cost)
 
@@ -54,53 +51,46 @@ def base_cost(folder: Path) -> Cost:
     return run_process(["inspect", "empty.pt"], folder, base=Cost(0, 0)).cost
 
 
-def run_warm(arguments: Sequence[str], folder: Path) -> Ran:
-    """Run a command in a copy of a process that has imported torch and fedmerge already."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(list(_PRELOADED))
-    ours, theirs = context.Pipe(duplex=False)
-    with tempfile.TemporaryDirectory() as texts:
-        process = context.Process(
-            target=_work, args=(list(arguments), str(folder), texts, theirs), daemon=True
+class WarmProcess:
+    """A process that has imported torch and fedmerge already, and copies itself for commands."""
+
+    def __enter__(self) -> WarmProcess:
+        """Start it."""
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "benchmarks.fuzz.warm"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
         )
-        process.start()
-        theirs.close()
-        process.join(PATIENCE)
-        code = process.exitcode
-        if code is None:
-            process.kill()
-            process.join()
-        cost = Cost(0, 0)
-        if code is not None and code >= 0 and ours.poll():
-            cost = ours.recv()
-        said = [Path(texts, name) for name in ("out", "err")]
-        out, err = (
-            path.read_bytes().decode(errors="replace") if path.exists() else "" for path in said
-        )
-    return Ran(code, out, err, cost)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Let it end, as its input does."""
+        self._process.communicate()
+
+    def run(self, arguments: Sequence[str], folder: Path) -> Ran:
+        """Run a command in a copy of the process, and return what the copy took for it."""
+        asks, answers = self._process.stdin, self._process.stdout
+        assert asks is not None
+        assert answers is not None
+        with tempfile.TemporaryDirectory() as name:
+            texts = Path(name)
+            asks.write(json.dumps([list(arguments), str(folder), name]) + "\n")
+            asks.flush()
+            code = int(answers.readline())
+            out, err = (_printed(texts / stream) for stream in ("out", "err"))
+            told = texts / "cost"
+            cost = Cost(**json.loads(told.read_text())) if told.exists() else Cost(0, 0)
+        return Ran(None if code == -signal.SIGALRM else code, out, err, cost)
 
 
-def _work(arguments: list[str], folder: str, texts: str, result: Any) -> None:
-    """Be the command, and tell what it took."""
-    os.chdir(folder)
-    for descriptor, name in ((1, "out"), (2, "err")):
-        os.dup2(os.open(Path(texts) / name, os.O_WRONLY | os.O_CREAT), descriptor)
-    sys.stdin, sys.argv = Path(os.devnull).open(), ["fedmerge", *arguments]  # noqa: SIM115 (to the end)
-    sys.stdout, sys.stderr = (os.fdopen(os.dup(number), "w") for number in (1, 2))
-    _limit()
-    before = resource.getrusage(resource.RUSAGE_SELF)
-    from fedmerge.cli import main
-
-    try:
-        main()
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        after, start = _cost(resource.getrusage(resource.RUSAGE_SELF)), _cost(before)
-        result.send(Cost(after.seconds - start.seconds, after.memory - start.memory))
+def _printed(path: Path) -> str:
+    return path.read_bytes().decode(errors="replace") if path.exists() else ""
 
 
-def _limit() -> None:
+def limit() -> None:
+    """Let the system end this process if it takes far too much."""
     os.environ["OMP_NUM_THREADS"] = "1"
     used = resource.getrusage(resource.RUSAGE_SELF)
     most = int(used.ru_utime + used.ru_stime) + MOST_SECONDS
@@ -109,7 +99,8 @@ def _limit() -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
-def _cost(used: resource.struct_rusage) -> Cost:
+def cost_of(used: resource.struct_rusage) -> Cost:
+    """Return what the system says that a process took."""
     return Cost(used.ru_utime + used.ru_stime, used.ru_maxrss * 1024)
 
 

@@ -6,15 +6,44 @@ import io
 import json
 import pickletools
 import random
+import re
 import warnings
 import zipfile
 from collections.abc import Callable
 from typing import TypeAlias
 
+from benchmarks.fuzz.graph_mutations import graph_ops
 from tests.mutants import mutant
 
 Mutate: TypeAlias = Callable[[bytes, random.Random], bytes]
 
+_YAML = (
+    *(b"!!int", b"!!float", b"!!bool", b"!!timestamp", b"!!binary", b"!!set", b"!!omap", b"!!str"),
+    *(
+        b"!!python/object/apply:os.mkdir [canary]",
+        b"!own",
+        b"&a",
+        b"*a",
+        b"<<",
+        b"2001-01-01",
+        b"~",
+    ),
+    *(
+        b"0x1f",
+        b"0o17",
+        b"1:59:59",
+        b"1_000",
+        b".inf",
+        b".nan",
+        b"1e5",
+        b"yes",
+        b"{",
+        b"[",
+        b"}",
+        b"|",
+    ),
+    *(b">", b"%", b"@", b"'", b'"', b"#", b"---", b"...", b"\xff", b"\xef\xbb\xbf", b"\0"),
+)
 _NUMBERS = (0, 1, 0x7F, 0x80, 0xFF, 0x7FFF, 0xFFFF, 0x7FFFFFFF, 0xFFFFFFFF, (1 << 63) - 1)
 _STEPS = (  # of pickles, that a mutant may get
     *(b"(", b"0", b"1", b"2", b".", b"N", b"}", b"]", b")", b"t", b"l", b"d", b"a", b"e", b"s"),
@@ -135,7 +164,47 @@ def zip_records(content: bytes, rng: random.Random) -> bytes:
 def _by_kind(name: str) -> Mutate:
     if name.endswith(".pkl"):
         return pickle_steps
+    if "models/" in name:
+        return _graph_or_values
     return json_values if name.endswith(".json") else any_bytes
+
+
+def _graph_or_values(content: bytes, rng: random.Random) -> bytes:
+    return rng.choice((graph_ops, json_values))(content, rng)
+
+
+def zip_directory(content: bytes, rng: random.Random) -> bytes:
+    """Change a number in a header of a zip file: of a record, in the directory or at its end."""
+    signature, length = rng.choice(
+        ((b"PK\1\2", 46), (b"PK\1\2", 46), (b"PK\3\4", 30), (b"PK\5\6", 22))
+    )
+    places = [found.start() for found in re.finditer(signature, content)]
+    if not places:
+        return any_bytes(content, rng)
+    place = rng.choice(places) + rng.randrange(4, length - 1)
+    size = rng.choice((2, 4, 8))
+    number = rng.choice(_NUMBERS) & ((1 << 8 * size) - 1)
+    return content[:place] + number.to_bytes(size, "little") + content[place + size :]
+
+
+def yaml_text(content: bytes, rng: random.Random) -> bytes:
+    """Insert what only YAML understands: tags, anchors, aliases, dates, other numbers."""
+    lines = content.split(b"\n")
+    place = rng.randrange(len(lines))
+    match rng.randrange(4):
+        case 0:
+            key, colon, value = lines[place].partition(b": ")
+            lines[place] = key + colon + rng.choice(_YAML) + b" " + value
+        case 1:
+            key, colon, _ = lines[place].partition(b": ")
+            lines[place] = key + colon + rng.choice(_YAML)
+        case 2:
+            lines.insert(place, rng.choice(_YAML) + b": " + rng.choice(_YAML))
+        case _:
+            lines[place] = (
+                rng.choice((b" ", b"- ", b"? ", b"\t")) * rng.choice((1, 5, 3000)) + lines[place]
+            )
+    return b"\n".join(lines)
 
 
 def safetensors_header(content: bytes, rng: random.Random) -> bytes:

@@ -18,7 +18,7 @@ SECONDS_PER_READING = 2.0  # besides, for each second that merely reading the fi
 MEMORY = 200_000_000  # bytes
 MEMORY_PER_BYTE = 6  # besides, for each byte of the files
 
-_SAID = re.compile(r"(error|hint|note|warning): ")
+_SAID = re.compile(r"(error|hint|note|warning|difference): ")
 _ESCAPES = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # what a terminal may obey
 
 
@@ -85,7 +85,7 @@ def _ends_as_it_should(ran: Ran, codes: Collection[int]) -> Iterator[str]:
         yield f"a traceback: {ran.err[-2000:]}"
     strange = [line for line in ran.err.splitlines() if not _SAID.match(line)]
     if strange and ran.code in codes:
-        yield f"lines that are neither error, hint, note nor warning: {strange[:3]}"
+        yield f"lines that are neither error, hint, note, warning nor difference: {strange[:3]}"
     if (
         ran.code in REFUSALS
         and sum(line.startswith("error: ") for line in ran.err.splitlines()) > 1

@@ -18,14 +18,13 @@ import torch
 
 from benchmarks.fuzz import mutations
 from benchmarks.fuzz.mutations import Mutate
+from benchmarks.fuzz.promises import CANARY
 from fedmerge.checkpoint import open_checkpoint
-from fedmerge.cli.boundary import run
-from fedmerge.training.containers import open_columns
+from fedmerge.cli.exit_codes import run
+from fedmerge.training import open_columns
 from tests.end_to_end.retraining import make_scene
 from tests.unit.checkpoint.archives import Net, save_exported, save_scripted
 from tests.unit.checkpoint.samples import save_legacy, save_safetensors, save_sharded, save_zip
-
-CANARY = "canary"
 
 
 @dataclass(frozen=True)
@@ -77,7 +76,8 @@ def _checkpoints(folder: Path) -> list[Seed]:
 
     net = Net().eval()
     nested = {"epoch": 3, "state_dict": _state(), "optimizer": {"state": {}, "param_groups": []}}
-    zipped, pickled = [mutations.any_bytes, mutations.zip_records], [mutations.legacy_pickles]
+    records = [mutations.zip_records, mutations.zip_records, mutations.zip_directory]
+    zipped, pickled = [mutations.any_bytes, *records], [mutations.legacy_pickles]
     save_zip(nested, made("zip") / "a.pt")
     save_legacy(nested, made("legacy") / "a.pt")
     save_zip({"state": _state(), "extra": Payload()}, made("hostile") / "a.pt")
@@ -116,8 +116,9 @@ def _others(folder: Path) -> list[Seed]:
     np.savez(place / "plain.npz", x=x, y=np.arange(40))
     np.savez_compressed(place / "small.npz", x=x, y=np.arange(40))
     match = ("match", *clients, "-o", "new.pt", "--force")
-    text, values = [mutations.any_bytes], [mutations.any_bytes, mutations.json_values]
-    npz = [mutations.any_bytes, mutations.zip_records]
+    text = [mutations.any_bytes, mutations.yaml_text]
+    values = [mutations.any_bytes, mutations.json_values]
+    npz = [mutations.any_bytes, mutations.zip_records, mutations.zip_directory]
     header = [mutations.safetensors_header]
 
     def seed(name: str, file: str, ways: Sequence[Mutate], *command: str) -> Seed:
@@ -146,7 +147,7 @@ def _work_dirs(folder: Path) -> list[Seed]:
     scene = make_scene(folder)
     command = scene.command("g.pt", "--passes", 1, "--work-dir", folder / "work")
     assert run(command) == 0
-    again = [*command, "--resume", "--force"]
+    again = [*command, "--resume", "--force", "--quiet"]
     kept = [path for path in sorted((folder / "work").iterdir()) if path.is_file()]
     shutil.copytree(folder / "work", folder / "kept")
     expected = (folder / "g.pt").read_bytes()

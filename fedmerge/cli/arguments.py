@@ -1,24 +1,29 @@
-"""From the command line's values to the workflow's."""
+"""From the command line's values to those of the library."""
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import typer
 
 from fedmerge.checkpoint import merged_files
-from fedmerge.cli.terminal import Terminal
+from fedmerge.cli.config import RECORDED
+from fedmerge.cli.dials import CONFIGURED, SET
+from fedmerge.cli.output import Terminal
 from fedmerge.decoding import decode_json, read_text
 from fedmerge.errors import UsageError
-from fedmerge.types.plans import Plan
-from fedmerge.workflow.oneshot.options import ProbeOptions
-from fedmerge.workflow.options import MatchOptions
-from fedmerge.workflow.plans import parse_plan, read_plan
+from fedmerge.merging.options import MatchOptions
+from fedmerge.merging.session import parse_plan, read_plan
+from fedmerge.probes.options import ProbeOptions
+from fedmerge.values.plans import Plan
 
 if TYPE_CHECKING:
-    from fedmerge.workflow.models import ModelCode
+    from fedmerge.architecture.model_code import ModelCode
+    from fedmerge.report.unit_features import ImageOptions
 
 
 def note_merged(sources: Sequence[Path], terminal: Terminal) -> None:
@@ -42,22 +47,42 @@ def probe_options(given: Mapping[str, Any]) -> ProbeOptions:
     options = ProbeOptions(
         source=given["probe"],
         count=given["probe_count"],
-        mean=_numbers("--probe-mean", given["probe_mean"]) or (0.0,),
-        std=_numbers("--probe-std", given["probe_std"]) or (1.0,),
+        mean=_numbers("probe_mean", given["probe_mean"]) or (0.0,),
+        std=_numbers("probe_std", given["probe_std"]) or (1.0,),
     )
     if given["probe_data"] is None:
         return options
-    from fedmerge.workflow.evaluate import given_preparation  # files alone do without
+    from fedmerge.merging.evaluations import given_preparation  # files alone do without
 
     preparation = given_preparation(given["normalize"], given["channels_last"])
     return replace(options, data=Path(given["probe_data"]), preparation=preparation)
+
+
+def image_options(given: Mapping[str, Any]) -> ImageOptions | None:
+    """Return the image of --image, if there is one."""
+    if given["image"] is None:
+        for name in ("image_index", "image_group"):
+            if given[name] is not None:
+                raise UsageError(f"`{name}` is for `image`")
+        return None
+    from fedmerge.merging.evaluations import given_preparation  # files alone do without
+    from fedmerge.report.unit_features import ImageOptions
+
+    return ImageOptions(
+        file=given["image"],
+        index=given["image_index"] or 0,
+        preparation=given_preparation(given["normalize"], given["channels_last"]),
+        groups=tuple(given["image_group"] or ()),
+    )
 
 
 def _numbers(name: str, text: str | None) -> tuple[float, ...]:
     try:
         return tuple(float(part) for part in (text or "").split(",") if part)
     except ValueError:
-        raise UsageError(f"{name} is {text!r}, expected numbers, e.g. 0.5 or 0.5,0.4,0.4") from None
+        raise UsageError(
+            f"`{name}` is {text!r}, expected numbers, e.g. 0.5 or 0.5,0.4,0.4"
+        ) from None
 
 
 def given_plan(given: Mapping[str, Any]) -> Plan | None:
@@ -78,9 +103,9 @@ def model_code(given: Mapping[str, Any]) -> ModelCode | None:
     if given["model"] is None:
         for name in ("model_arg", "input_shape", "input_dtype", "state"):
             if given[name]:
-                raise UsageError(f"--{name.replace('_', '-')} says nothing without --model")
+                raise UsageError(f"`{name}` says nothing without --model")
         return None
-    from fedmerge.workflow.models import ModelCode
+    from fedmerge.architecture.model_code import ModelCode
 
     return ModelCode(
         factory=given["model"],
@@ -114,7 +139,7 @@ def _input_shape(text: str) -> tuple[int, ...]:
 def _state_pair(text: str) -> tuple[int, int]:
     argument, colon, output = text.partition(":")
     if not (colon and argument.isdecimal() and output.isdecimal()):
-        raise UsageError(f"--state is {text!r}, expected ARGUMENT:OUTPUT counted from 0, e.g. 1:1")
+        raise UsageError(f"`state` is {text!r}, expected ARGUMENT:OUTPUT counted from 0, e.g. 1:1")
     return int(argument), int(output)
 
 
@@ -140,7 +165,7 @@ def _client_weights(values: Sequence[str]) -> dict[str, float]:
         except ValueError:
             equals = ""
         if not (equals and name):
-            raise UsageError(f"--client-weight is {value!r}, expected NAME=WEIGHT, e.g. a=2")
+            raise UsageError(f"`client_weight` is {value!r}, expected NAME=WEIGHT, e.g. a=2")
     return weights
 
 
@@ -164,3 +189,57 @@ _PARSERS: Mapping[str, Any] = {
     "keep": tuple,
     "allow_global": tuple,
 }
+
+
+Given: TypeAlias = Mapping[str, Any]
+_Case: TypeAlias = tuple[str, Callable[[Given], bool]]  # in words, and whether it is the case
+
+
+def _method(given: Given) -> str:
+    return given["method"] or "fedma"
+
+
+_MATCHED: _Case = ("--method fedma", lambda given: _method(given) == "fedma")
+_AVERAGED: _Case = ("--method fedavg and fedprox", lambda given: _method(given) != "fedma")
+_PROXIMAL: _Case = ("--method fedprox", lambda given: _method(given) == "fedprox")
+_STARTED: _Case = ("checkpoints", lambda given: bool(given["clients"]))
+_FRESH: _Case = ("clients that start without checkpoints", lambda given: not given["clients"])
+_PARALLEL: _Case = ("--engine processes", lambda given: given["engine"] == "processes")
+_CLUSTERED: _Case = ("--engine ray", lambda given: given["engine"] == "ray")
+_MOVING: _Case = ("--optimizer sgd", lambda given: given["optimizer"] in (None, "sgd"))
+
+_CASES: Mapping[_Case, tuple[str, ...]] = {
+    _MATCHED: (
+        *("passes", "partial_weight_decay", "last_rate_factor", "last_epochs_factor"),
+        *("last_weight_decay", "preset", "match_threshold", "max_growth", "gamma", "sigma"),
+        *("sigma0", "sweeps", "refine", "solver", "tie_breaker", "class_counts"),
+    ),
+    _AVERAGED: ("rounds",),
+    _PROXIMAL: ("mu",),
+    _FRESH: ("init", "init_epochs"),
+    _STARTED: ("key", "weights", "allow_global", "match_by_order"),
+    _PARALLEL: ("workers",),
+    _CLUSTERED: ("address", "cpus_per_client", "gpus_per_client"),
+    _MOVING: ("momentum",),
+}
+
+
+def check_applicable(given: Given, asked: Collection[str]) -> None:
+    """Refuse the first option that was asked for and that the others leave no meaning."""
+    for (words, is_case), names in _CASES.items():
+        for name in names:
+            if name in asked and not is_case(given):
+                raise UsageError(f"`{name}` is for {words} only", "leave it out")
+
+
+def asked_by_user(context: typer.Context) -> set[str]:
+    """Return the parameters that the command line or a configuration gives.
+
+    Not those of a merge record: it names all options, whatever its method.
+    """
+    sources = {"COMMANDLINE"} if RECORDED in context.meta else {"COMMANDLINE", "DEFAULT_MAP"}
+    names = (str(parameter.name) for parameter in context.command.params)
+    found = {name: context.get_parameter_source(name) for name in names}
+    named = {n for n, source in found.items() if source is not None and source.name in sources}
+    configured = () if RECORDED in context.meta else context.meta.get(CONFIGURED, ())
+    return {*named, *context.meta[SET], *configured}

@@ -1,27 +1,36 @@
-"""What there is to do: every command, its heading in the help, and the parameters it takes."""
+"""What there is to do: every command, its examples, and the options that it takes."""
 
 from __future__ import annotations
 
-import inspect
-from dataclasses import dataclass
-from pathlib import Path
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
-import typer
+from fedmerge.cli.options import Option, find_option
 
-from fedmerge.cli import data_options as data_opt
-from fedmerge.cli import options as opt
-from fedmerge.cli import probe_options as probe_opt
-from fedmerge.cli import report_options as report_opt
-from fedmerge.cli import training_options as train
-from fedmerge.cli.parameters import argument
+INTRODUCTION = """\
+fedmerge merges separately trained PyTorch checkpoints of one architecture into one model.
+
+  See it work on small nets that it trains itself:
+    fedmerge demo
+  Merge files, from names and shapes alone or with your model's code:
+    fedmerge match a.pt b.pt -o global.pt
+    fedmerge match a.pt b.pt --model net.py:Net -o global.pt
+  Measure the result next to its clients, their average and their ensemble:
+    fedmerge compare a.pt b.pt --global global.pt --model net.py:Net --data test.npz
+
+All commands: fedmerge --help. Options and examples of one: fedmerge match --help."""
 
 _MERGE, _MEASURE, _LOOK, _WRITE = "Merge", "Measure and show", "Look into files", "Files and data"
-_DEMO_FOLDER = argument(
-    "folder", Path, "Where the demo's files go.", default=Path("demo-output"), show_default=True
+_SAID = ("json", "quiet", "verbose", "help", "help_all")
+_CODE = ("model", "model_arg", "input_shape")
+_FEEDING = ("input_dtype", "state")
+_IMAGES = ("image", "image_index", "image_group")
+_MATCHING = (
+    *("preset", "client_weight", "gamma", "sigma", "sigma0", "sweeps", "refine", "solver"),
+    "tie_breaker",
 )
-_CONTEXT = inspect.Parameter(  # typer fills it in
-    "context", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context
-)
+_PROBES = ("probe", "probe_count", "probe_mean", "probe_std", "merge_units", "lead")
 
 
 @dataclass(frozen=True)
@@ -29,9 +38,48 @@ class Command:
     """A command, which `run` of the module of its name carries out."""
 
     name: str
-    panel: str
+    panel: str  # its heading among the commands
     help: str
-    parameters: tuple[inspect.Parameter, ...]
+    examples: tuple[str, ...]
+    arguments: tuple[str, ...]
+    options: Mapping[str, tuple[str, ...]]  # by the headings of the help
+    dials: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # under --set
+    usual: tuple[str, ...] = ()  # what --help shows; all if there are none
+
+    def find(self, name: str) -> Option:
+        """Return what the command means by a name."""
+        return find_option(self.name, name)
+
+    @property
+    def parameters(self) -> tuple[Option, ...]:
+        """All that is typed as an argument or an option of its own."""
+        names = (*self.arguments, *(name for names in self.options.values() for name in names))
+        return tuple(map(self.find, names))
+
+    @property
+    def dial_options(self) -> Mapping[str, Option]:
+        """What --set sets, by name."""
+        names = (name for names in self.dials.values() for name in names)
+        return {name: self.find(name) for name in names}
+
+    @property
+    def names(self) -> frozenset[str]:
+        """The names of all values that the command gets."""
+        return frozenset((*(option.name for option in self.parameters), *self.dial_options))
+
+    def spoken(self, name: str, value: str | None = None) -> str:
+        """Return how an option is typed, of this command or of another one."""
+        if name in self.dial_options:
+            if value is None and self.dial_options[name].kind is bool:
+                value = "true"
+            return f"--set {name}" if value is None else f"--set {name}={value}"
+        options = [option for option in self.parameters if option.name == name]
+        typed = options[0].typed[-1] if options else "--" + name.replace("_", "-")
+        return typed if value is None else f"{typed} {value}"
+
+    def speak(self, text: str) -> str:
+        """Return a message of the library with the options that it names as they are typed."""
+        return _NAMED.sub(lambda found: self.spoken(found[1], found[2]), text)
 
 
 COMMANDS = (
@@ -40,13 +88,36 @@ COMMANDS = (
         _MERGE,
         "Merge checkpoints into one model: from the files alone, or with the model's code.",
         (
-            *(_CONTEXT, opt.CLIENTS, opt.MERGED_OUTPUT, opt.FORCE, opt.SHARD_SIZE, opt.DTYPE),
-            *(report_opt.ALSO_REPORT, *report_opt.IMAGES, opt.DRY_RUN),
-            *(opt.METHOD, opt.PRESET, opt.MATCH_THRESHOLD, opt.MAX_GROWTH, opt.MAX_PARAMS),
-            *(*opt.MATCHING, opt.MODEL, *opt.CODE),
-            *(*probe_opt.PROBES, *probe_opt.PROBE_PIXELS, *probe_opt.PROBED, *probe_opt.IMPROVED),
-            *(opt.FLATTEN, opt.ASSUME_CHAIN, opt.MATCH_BY_ORDER, *opt.READING),
-            *(opt.DEVICE, opt.THREADS, opt.CONFIG, *opt.SAYING),
+            "fedmerge match a.pt b.pt -o global.pt",
+            "fedmerge match a.pt b.pt --model net.py:Net",
+            "fedmerge match clients/ --max-growth 1 -o global.safetensors",
+            "fedmerge match a.pt b.pt --model net.py:Net --probe-data x.npz --frontier",
+        ),
+        ("clients",),
+        {
+            "Output": ("output", "force", "dtype", "shard_size", "report", "dry_run"),
+            "Matching": (
+                *("method", "max_growth", "match_threshold", "class_counts", "keep", "seed"),
+            ),
+            "Architecture": (*_CODE, "plan", "assume_chain"),
+            "Probes (with --model or a .pt2)": (*("probe_data", "distill", "frontier"),),
+            "Reading files": ("key", "allow_global"),
+            "Running": ("device", "config", "set", *_SAID),
+        },
+        {
+            "Output": _IMAGES,
+            "Matching": ("max_params", *_MATCHING),
+            "Architecture": (*_FEEDING, "flatten", "match_by_order"),
+            "Probes (with --model or a .pt2)": (
+                *(*_PROBES, "drop_outliers", "normalize", "channels_last", "distill_steps"),
+                "frontier_plot",
+            ),
+            "Reading files": ("weights",),
+            "Running": ("threads",),
+        },
+        (
+            *("output", "force", "report", "dry_run", "max_growth", "class_counts", "model"),
+            *("input_shape", "probe_data", "config", "json", "help", "help_all"),
         ),
     ),
     Command(
@@ -54,42 +125,101 @@ COMMANDS = (
         _MERGE,
         "Train and match clients layer by layer on their own data, in rounds.",
         (
-            *(_CONTEXT, train.SHARDS, opt.REQUIRED_MODEL, opt.OPTIONAL_CLIENTS),
-            *(opt.MERGED_OUTPUT, opt.FORCE, opt.SHARD_SIZE, opt.DTYPE),
-            *(report_opt.ALSO_REPORT, *report_opt.IMAGES, train.RETRAIN_DRY_RUN),
-            *(train.EVALUATION_DATA, train.TASK, *train.PIXELS, *train.ROUNDS_OF, *train.TRAINING),
-            *(*train.PLACES, *train.FAILURES),
-            *(opt.PRESET, opt.MATCH_THRESHOLD, opt.MAX_GROWTH, *opt.MATCHING, *opt.CODE),
-            *(opt.MATCH_BY_ORDER, *opt.READING, opt.THREADS, opt.CONFIG, *opt.SAYING),
+            "fedmerge retrain --shards data/ --model net.py:Net --data test.npz --passes 2",
+            "fedmerge retrain a.pt b.pt --shards data/ --model net.py:Net --epochs 5",
+            "fedmerge retrain --shards data/ --model net.py:Net --method fedavg",
+        ),
+        ("clients",),
+        {
+            "Data": ("shards", "data", "task", "normalize"),
+            "Output": ("output", "force", "dtype", "shard_size", "report", "dry_run"),
+            "Rounds": ("method", "passes", "rounds"),
+            "Local training": ("epochs", "batch_size", "optimizer", "learning_rate"),
+            "Clients and state": (
+                *("engine", "workers", "address", "device", "retries"),
+                *("work_dir", "resume", "events"),
+            ),
+            "Matching": (*("max_growth", "match_threshold", "class_counts", "keep", "seed"),),
+            "Architecture": (*_CODE, "plan"),
+            "Reading files": ("key", "allow_global"),
+            "Running": ("config", "set", *_SAID),
+        },
+        {
+            "Data": ("channels_last",),
+            "Output": _IMAGES,
+            "Rounds": ("mu", "init", "init_epochs"),
+            "Local training": (
+                *("momentum", "weight_decay", "clip_norm", "mixed_precision"),
+                *("partial_weight_decay", "last_rate_factor", "last_epochs_factor"),
+                "last_weight_decay",
+            ),
+            "Clients and state": (
+                *("cpus_per_client", "gpus_per_client", "threads_per_client"),
+                *("client_timeout", "min_clients"),
+            ),
+            "Matching": _MATCHING,
+            "Architecture": (*_FEEDING, "match_by_order"),
+            "Reading files": ("weights",),
+            "Running": ("threads",),
+        },
+        (
+            *("shards", "data", "output", "report", "dry_run", "method", "passes"),
+            *("rounds", "epochs", "engine", "resume", "max_growth", "model", "json"),
+            *("help", "help_all"),
         ),
     ),
     Command(
         "demo",
         _MERGE,
         "Train small clients on skewed parts of a data set, merge and compare them.",
-        (_DEMO_FOLDER, *opt.SAYING),
+        ("fedmerge demo", "fedmerge demo somewhere-else"),
+        ("folder",),
+        {"Running": _SAID},
     ),
     Command(
         "eval",
         _MEASURE,
         "Measure models on data: loss, accuracy, or what your own task measures.",
         (
-            *(opt.MODELS, opt.REQUIRED_MODEL, data_opt.REQUIRED_DATA, train.TASK, *train.PIXELS),
-            *(data_opt.EVALUATION_BATCH, opt.MODEL_ARG, *opt.READING),
-            *(opt.DEVICE, opt.THREADS, *opt.SAYING),
+            "fedmerge eval global.pt --model net.py:Net --data test.npz",
+            "fedmerge eval g.pt --model net.py:Net --data text.npz --task language-model",
         ),
+        ("models",),
+        {
+            "Data": ("data", "task", "normalize", "channels_last", "batch_size"),
+            "Architecture": ("model", "model_arg"),
+            "Reading files": ("key", "weights", "allow_global"),
+            "Running": ("device", "threads", *_SAID),
+        },
+        usual=("data", "task", "normalize", "model", "device", "json", "help", "help_all"),
     ),
     Command(
         "compare",
         _MEASURE,
         "Measure clients, their average, ensemble and match, and merged files, in one table.",
         (
-            *(_CONTEXT, opt.CLIENTS, opt.REQUIRED_MODEL, data_opt.REQUIRED_DATA, data_opt.GLOBAL),
-            *(train.TASK, *train.PIXELS, data_opt.EVALUATION_BATCH),
-            *(opt.PRESET, opt.MATCH_THRESHOLD, opt.MAX_GROWTH, opt.MAX_PARAMS),
-            *(*opt.MATCHING, *opt.CODE, *probe_opt.PROBES, *probe_opt.PROBED),
-            *(opt.MATCH_BY_ORDER, *opt.READING, opt.DTYPE),
-            *(opt.DEVICE, opt.THREADS, opt.CONFIG, *opt.SAYING),
+            "fedmerge compare a.pt b.pt --model net.py:Net --data test.npz",
+            "fedmerge compare clients/ --global g.pt --model net.py:Net --data test.npz",
+        ),
+        ("clients",),
+        {
+            "Data": ("data", "merged", "task", "normalize", "channels_last", "batch_size"),
+            "Matching": (*("max_growth", "match_threshold", "class_counts", "keep", "seed"),),
+            "Architecture": (*_CODE, "plan"),
+            "Probes (with --model or a .pt2)": ("probe_data",),
+            "Reading files": ("key", "allow_global"),
+            "Running": ("dtype", "device", "config", "set", *_SAID),
+        },
+        {
+            "Matching": ("max_params", *_MATCHING),
+            "Architecture": (*_FEEDING, "match_by_order"),
+            "Probes (with --model or a .pt2)": _PROBES,
+            "Reading files": ("weights",),
+            "Running": ("threads",),
+        },
+        (
+            *("data", "merged", "task", "normalize", "max_growth", "class_counts", "model"),
+            *("probe_data", "json", "help", "help_all"),
         ),
     ),
     Command(
@@ -97,19 +227,42 @@ COMMANDS = (
         _MEASURE,
         "Check a merged file against its record and, if given, its clients.",
         (
-            *(opt.MERGED, opt.OPTIONAL_CLIENTS, opt.MODEL, *opt.CODE),
-            *(opt.ALLOW_GLOBAL, *opt.SAYING),
+            "fedmerge verify global.pt",
+            "fedmerge verify global.pt a.pt b.pt --model net.py:Net",
         ),
+        ("merged", "clients"),
+        {
+            "Architecture": _CODE,
+            "Reading files": ("allow_global",),
+            "Running": ("set", *_SAID),
+        },
+        {"Architecture": _FEEDING},
+        ("model", "input_shape", "json", "help", "help_all"),
     ),
     Command(
         "report",
         _MEASURE,
         "Write a page about a merged file: what it is of, how good, and what matched what.",
         (
-            *(opt.MERGED, opt.OPTIONAL_CLIENTS, report_opt.REPORT_OUTPUT, opt.FORCE),
-            *(report_opt.REPORT_DATA, train.TASK, *train.PIXELS, data_opt.EVALUATION_BATCH),
-            *(*report_opt.IMAGES, report_opt.BASELINE, report_opt.RUN_FOLDER),
-            *(opt.MODEL, *opt.CODE, opt.ALLOW_GLOBAL, opt.DEVICE, opt.THREADS, *opt.SAYING),
+            "fedmerge report global.pt -o report.html",
+            "fedmerge report global.pt --model net.py:Net --data test.npz -o report.html",
+            "fedmerge report global.pt --model net.py:Net --image digit.png -o report.html",
+        ),
+        ("merged", "clients"),
+        {
+            "Output": ("output", "force"),
+            "Report": (
+                *("data", "task", "normalize", "channels_last", "batch_size"),
+                *(*_IMAGES, "baseline", "work_dir"),
+            ),
+            "Architecture": _CODE,
+            "Reading files": ("allow_global",),
+            "Running": ("device", "threads", "set", *_SAID),
+        },
+        {"Architecture": _FEEDING},
+        (
+            *("output", "force", "data", "image", "normalize", "baseline", "model"),
+            *("input_shape", "json", "help", "help_all"),
         ),
     ),
     Command(
@@ -117,43 +270,92 @@ COMMANDS = (
         _LOOK,
         "Show which axes of which tensors carry the same hidden units.",
         (
-            *(_CONTEXT, opt.CLIENTS, opt.OPTIONAL_OUTPUT, report_opt.GRAPH, opt.FORCE),
-            *(opt.KEEP, opt.PLAN_FILE, opt.MODEL, *opt.CODE),
-            *(opt.FLATTEN, opt.ASSUME_CHAIN, opt.MATCH_BY_ORDER, *opt.READING),
-            *(opt.CONFIG, *opt.SAYING),
+            "fedmerge plan a.pt",
+            "fedmerge plan a.pt --model net.py:Net --graph plan.svg",
+            "fedmerge plan a.pt --assume-chain -o plan.json",
+        ),
+        ("clients",),
+        {
+            "Output": ("output", "graph", "force"),
+            "Architecture": (*_CODE, "plan", "keep", "assume_chain"),
+            "Reading files": ("key", "allow_global"),
+            "Running": ("config", "set", *_SAID),
+        },
+        {
+            "Architecture": (*_FEEDING, "flatten", "match_by_order"),
+            "Reading files": ("weights",),
+        },
+        (
+            *("output", "graph", "force", "model", "input_shape", "keep", "assume_chain"),
+            *("json", "verbose", "help", "help_all"),
         ),
     ),
     Command(
         "inspect",
         _LOOK,
         "Show what is in files, what of it is understood, and how they differ.",
-        (opt.FILES, opt.FLATTEN, opt.ASSUME_CHAIN, *opt.READING, *opt.SAYING),
+        ("fedmerge inspect a.pt b.pt", "fedmerge inspect checkpoint.ckpt --key nets.G"),
+        ("files",),
+        {
+            "Architecture": ("flatten", "assume_chain"),
+            "Reading files": ("key", "weights", "allow_global"),
+            "Running": _SAID,
+        },
     ),
     Command(
         "partition",
         _WRITE,
         "Split a data set into one ready shard per client: evenly, skewed, or by a column.",
         (
-            *(data_opt.DATA_SET, data_opt.SHARD_FOLDER, opt.FORCE, *data_opt.SPLIT),
-            *(*train.PIXELS, *opt.SAYING),
+            "fedmerge partition data.npz --clients 4 --dirichlet 0.5 -o shards",
+            "fedmerge partition data.npz --by writer --min-samples 20 -o shards",
         ),
+        ("data",),
+        {
+            "Output": ("output", "force"),
+            "Split": ("clients", "dirichlet", "homogeneous", "by", "min_samples", "seed"),
+            "Data": ("normalize", "channels_last"),
+            "Running": _SAID,
+        },
     ),
     Command(
         "convert",
         _WRITE,
         "Write the state dict found in a file as a plain one.",
         (
-            *(opt.FILE, opt.OUTPUT, opt.FORCE, opt.SHARD_SIZE, opt.DTYPE),
-            *(*opt.READING, *opt.SAYING),
+            "fedmerge convert checkpoint.ckpt -o weights.safetensors",
+            "fedmerge convert a.pt --dtype bfloat16 -o a-half.pt",
         ),
+        ("file",),
+        {
+            "Output": ("output", "force", "dtype", "shard_size"),
+            "Reading files": ("key", "weights", "allow_global"),
+            "Running": _SAID,
+        },
     ),
     Command(
         "export",
         _WRITE,
         "Write a merged model as a file that runs without fedmerge.",
         (
-            *(opt.MERGED, opt.REQUIRED_MODEL, opt.EXPORT_OUTPUT, opt.FORMAT, *opt.CODE),
-            *(opt.FORCE, *opt.SAYING),
+            "fedmerge export g.pt --model net.py:Net --input-shape 1,3,32,32 -o g.pt2",
+            "fedmerge export g.pt --model net.py:Net --input-shape 1,3,32,32 -o g.onnx",
         ),
+        ("merged",),
+        {
+            "Output": ("output", "format", "force"),
+            "Architecture": _CODE,
+            "Running": ("set", *_SAID),
+        },
+        {"Architecture": _FEEDING},
     ),
 )
+
+
+_OPTIONS = sorted({name for command in COMMANDS for name in command.names})
+_NAMED = re.compile(f"`({'|'.join(_OPTIONS)})(?:=([^`]*))?`")
+
+
+def find_command(name: str) -> Command:
+    """Return the command of a name."""
+    return next(command for command in COMMANDS if command.name == name)

@@ -6,17 +6,18 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from fedmerge.cli import show
-from fedmerge.cli.arguments import (
-    given_plan,
-    match_options,
-    model_code,
-    note_merged,
-    probe_options,
+from fedmerge.api import compare
+from fedmerge.cli.arguments import given_plan, match_options, model_code, note_merged, probe_options
+from fedmerge.cli.output import (
+    Terminal,
+    cells,
+    evaluating,
+    evaluation_options,
+    headings,
+    metric_names,
 )
-from fedmerge.cli.scores import cells, evaluating, evaluation_options, headings, metric_names
-from fedmerge.cli.terminal import Terminal
-from fedmerge.workflow.compare import Comparison, compare
+from fedmerge.merging.comparison import Comparison
+from fedmerge.values import wording
 
 
 def run(given: Mapping[str, Any], terminal: Terminal) -> None:
@@ -54,13 +55,20 @@ def _show(found: Comparison, title: str, terminal: Terminal) -> None:
         [
             row.model,
             *cells(row.evaluation, metrics),
-            "" if row.parameters is None else show.count(row.parameters),
+            "" if row.pull is None else f"{row.pull:.2f}",
+            "" if row.gain is None else f"{row.gain:.2f}",
+            "" if row.parameters is None else wording.count(row.parameters),
             "" if row.growth is None else f"{row.growth:.2f}",
         ]
         for row in found.rows
     ]
-    columns = ["model", *headings(metrics), "parameters", "growth"]
-    terminal.table(f"{title}, {show.count(found.samples)} samples", columns, show.shortened(rows))
+    columns = ["model", *headings(metrics), "pull", "gain", "parameters", "growth"]
+    terminal.table(
+        f"{title}, {wording.count(found.samples)} samples", columns, wording.shortened(rows)
+    )
+    if any(row.pull is not None for row in found.rows):
+        terminal.line("pull: 0 is as far from the ensemble as the nearest client, 1 the ensemble")
+        terminal.line("gain: 0 is as good as the best client, 1 as good as the ensemble")
     for row in found.rows:
         if row.reason:
             terminal.line(f"no {row.model}: {row.reason}")

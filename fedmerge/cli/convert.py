@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from fedmerge.api import convert
 from fedmerge.checkpoint import written_path
 from fedmerge.cli.arguments import match_options
-from fedmerge.cli.terminal import Terminal
-from fedmerge.workflow.convert import convert
+from fedmerge.cli.output import Terminal
 
 
 def run(given: Mapping[str, Any], terminal: Terminal) -> None:

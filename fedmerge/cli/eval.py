@@ -5,11 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from fedmerge.cli import show
+from fedmerge.api import evaluate
 from fedmerge.cli.arguments import match_options, model_code, note_merged
-from fedmerge.cli.scores import cells, evaluating, evaluation_options, headings, metric_names
-from fedmerge.cli.terminal import Terminal
-from fedmerge.workflow.evaluate import evaluate
+from fedmerge.cli.output import (
+    Terminal,
+    cells,
+    evaluating,
+    evaluation_options,
+    headings,
+    metric_names,
+)
+from fedmerge.values import wording
 
 _PLANNING = ("input_shape", "input_dtype", "state")  # of a model's plan, which nothing needs here
 
@@ -41,10 +47,10 @@ def run(given: Mapping[str, Any], terminal: Terminal) -> None:
         [
             score.model,
             *cells(score.evaluation, metrics),
-            show.count(score.evaluation.samples),
-            show.count(score.parameters),
+            wording.count(score.evaluation.samples),
+            wording.count(score.parameters),
         ]
         for score in scores
     ]
     columns = ["model", *headings(metrics), "samples", "parameters"]
-    terminal.table(f"{options.task} on {given['data']}", columns, show.shortened(rows))
+    terminal.table(f"{options.task} on {given['data']}", columns, wording.shortened(rows))

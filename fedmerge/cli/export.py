@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
+from fedmerge.api import export
 from fedmerge.cli.arguments import model_code
-from fedmerge.cli.terminal import Terminal
-from fedmerge.workflow.export import export
+from fedmerge.cli.output import Terminal
 
 
 def run(given: Mapping[str, Any], terminal: Terminal) -> None:
     """Export the merged model and say how well the file agrees with it."""
     code = model_code(given)
-    assert code is not None
-    output: Path = given["output"]
-    chosen = given["format"] or ("onnx" if output.suffix == ".onnx" else "pt2")
+    assert code is not None, "--model is required"
     with terminal.busy("exporting, and running what was exported"):
-        done = export(given["merged"], code, output, format=chosen, force=given["force"])
+        done = export(
+            given["merged"],
+            given["output"],
+            model=code,
+            format=given["format"],
+            force=given["force"],
+        )
     terminal.result({**vars(done), "output": str(done.output)})
     terminal.line(
         f"wrote {done.output} ({done.format}); its outputs differ by {done.difference:.1g} "

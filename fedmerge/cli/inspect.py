@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fedmerge.cli import show
+from fedmerge.api import inspect
 from fedmerge.cli.arguments import match_options
-from fedmerge.cli.boundary import error_to_json
-from fedmerge.cli.terminal import Terminal
-from fedmerge.workflow.inspect import Inspection, inspect
+from fedmerge.cli.exit_codes import error_to_json
+from fedmerge.cli.output import Terminal
+from fedmerge.merging.inspection import Inspection
+from fedmerge.values import wording
 
 
 def run(given: Mapping[str, Any], terminal: Terminal) -> int:
@@ -17,7 +18,7 @@ def run(given: Mapping[str, Any], terminal: Terminal) -> int:
     options = match_options(given)
     with terminal.busy("reading files"):
         inspections = inspect(given["files"], options.reading, options.chain)
-    terminal.result({"files": [_to_json(inspection) for inspection in inspections]})
+    terminal.result({"files": [_to_json(own) for own in inspections]})
     for inspection in inspections:
         _show(inspection, terminal)
     if len(inspections) > 1:
@@ -39,12 +40,12 @@ def _show(inspection: Inspection, terminal: Terminal) -> None:
     where = f", state dict at '{checkpoint.location}'" if checkpoint.location else ""
     title = (
         f"{inspection.path.name}: {checkpoint.container}{where}; "
-        f"{len(checkpoint.tensors)} tensors, {show.count(floats)} parameters"
+        f"{len(checkpoint.tensors)} tensors, {wording.count(floats)} parameters"
     )
     rows = [
         [
             f"{layer.prefix}.{leaf}" if layer.prefix else leaf,
-            show.shape(info.shape),
+            wording.shape(info.shape),
             info.dtype,
             layer.kind,
         ]

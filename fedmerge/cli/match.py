@@ -4,132 +4,135 @@ from __future__ import annotations
 
 import shlex
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedmerge.checkpoint import check_output, parse_size, record_path
-from fedmerge.cli import show
+from fedmerge.api import frontier, match, predict_match
+from fedmerge.checkpoint import expand_paths, record_path, written_path
 from fedmerge.cli.arguments import (
     given_plan,
+    image_options,
     match_options,
     model_code,
     note_merged,
     probe_options,
 )
-from fedmerge.cli.frontier import is_asked_for, show_frontier
-from fedmerge.cli.report import also_report, check_also, say_report
-from fedmerge.cli.terminal import Terminal
+from fedmerge.cli.output import Terminal
 from fedmerge.errors import UsageError
-from fedmerge.types.progress import Progress
-from fedmerge.types.words import AVERAGES, percent
-from fedmerge.workflow.clients import expand_sources, open_clients
-from fedmerge.workflow.devices import choose_device
-from fedmerge.workflow.match import merge_prepared
-from fedmerge.workflow.merge import Merge
-from fedmerge.workflow.oneshot.options import ProbeOptions
-from fedmerge.workflow.options import MatchOptions
-from fedmerge.workflow.predict import Prediction, predict
-from fedmerge.workflow.prepared import Prepared, prepare
+from fedmerge.merging.prediction import Prediction
+from fedmerge.merging.result import Merge
+from fedmerge.merging.session import Session
+from fedmerge.probes.options import ProbeOptions
+from fedmerge.values import wording
+from fedmerge.values.wording import AVERAGES, percent
 
 if TYPE_CHECKING:
-    from fedmerge.workflow.oneshot.frontier import Frontier
+    from fedmerge.merging.frontier import Frontier, Point
 
 
 def run(given: Mapping[str, Any], terminal: Terminal) -> None:
     """Merge the clients, write the result and say what it is."""
-    started = time.perf_counter()
-    options, probes = match_options(given), probe_options(given)
+    options, probes = match_options(given), _probe_options(given)
+    inputs: dict[str, Any] = {"options": options, "model": model_code(given)}
+    inputs["plan"] = given_plan(given)
+    if given["dry_run"]:
+        _predict(given, inputs, terminal)
+        return
+    started, output = time.perf_counter(), given["output"]
+    found: Frontier | None = None
+    sessions: list[Session] = []
+    with _working(given, terminal, sessions) as work:
+        inputs |= {"probes": probes, "image": image_options(given), **work}
+        inputs |= {name: given[name] for name in ("force", "shard_size", "report", "device")}
+        if given["frontier"] or given["frontier_plot"] is not None:
+            plot = given["frontier_plot"]
+            found = frontier(given["clients"], output=output, frontier_plot=plot, **inputs)
+        merge = found.merge if found else match(given["clients"], output=output, **inputs)
+    for warning in merge.warnings[len(sessions[0].warnings) :]:
+        terminal.warn(warning)
+    output = written_path(output, sharded=given["shard_size"] is not None)
+    result = {**merge.summary(), **({"frontier": found.to_json()} if found else {})}
+    seconds = round(time.perf_counter() - started, 3)
+    terminal.result({**result, "output": str(output), **page_of(given), "seconds": seconds})
+    if found is not None:
+        _show_frontier(found, given["frontier_plot"], terminal)
+    _show_merge(merge, output, terminal)
+    is_whole = len(merge.clients) == len(sessions[0].clients)
+    clients = given["clients"] if is_whole else _files(merge)
+    trust = [part for name in options.allow_global for part in ("--allow-global", name)]
+    terminal.line(_verdict(merge, output, clients, given["model"], trust))
+    _say_how_to_check(output, _as_given(clients, _files(merge)), trust, terminal)
+    say_page(given, terminal)
+
+
+def _predict(given: Mapping[str, Any], inputs: Mapping[str, Any], terminal: Terminal) -> None:
+    with _working(given, terminal, []) as work:
+        prepared, device = work["prepared"], given["device"]
+        prediction = predict_match(given["clients"], prepared=prepared, device=device, **inputs)
+    _show_prediction(prediction, terminal)
+
+
+@contextmanager
+def _working(
+    given: Mapping[str, Any], terminal: Terminal, sessions: list[Session]
+) -> Iterator[dict[str, Any]]:
+    """Give the callbacks of a merge, of which the first also keeps the session."""
+    note_merged(given["clients"], terminal)
+    with terminal.working("reading clients") as work:
+
+        def prepared(session: Session) -> None:
+            sessions.append(session)
+            details = [
+                f"{client.name}: {note}" for client in session.clients for note in client.notes
+            ]
+            work.prepared(session.plan.notes, session.warnings, details)
+
+        yield {"prepared": prepared, "progress": work.progress}
+
+
+def _probe_options(given: Mapping[str, Any]) -> ProbeOptions:
+    probes = probe_options(given)
     has_images = probes.data is not None or given["image"] is not None
     if not has_images and (given["normalize"] is not None or given["channels_last"]):
-        raise UsageError("--normalize and --channels-last are for --probe-data and --image")
-    output, device = Path(given["output"]), choose_device(given["device"])
-    shard_size = parse_size(given["shard_size"])
-    paths = [path for path in expand_sources(given["clients"]) if isinstance(path, Path)]
-    wants_frontier = is_asked_for(given, paths)
-    if not given["dry_run"]:
-        sharded = shard_size is not None
-        check_output(output, inputs=paths, force=given["force"], sharded=sharded)
-        check_also(given, paths)
-    prepared = _prepared(given, paths, options, terminal)
-    if given["dry_run"]:
-        _show_prediction(predict(prepared, options), terminal)
-        return
-    with terminal.progress() as progress:
-        decide = _surveyed if wants_frontier else _merged
-        merge, found = decide(prepared, options, probes, device=device, progress=progress)
-        output = merge.write(output, force=given["force"], shard_size=shard_size, progress=progress)
-        page = also_report(given, output, clients=paths, progress=progress)
-    for warning in merge.warnings[len(prepared.warnings) :]:
-        terminal.warn(warning)
-    seconds = round(time.perf_counter() - started, 3)
-    sizes_tried = {} if found is None else {"frontier": found.to_json()}
-    found_all = {**merge.summary(), **sizes_tried, "output": str(output), **page}
-    terminal.result({**found_all, "seconds": seconds})
-    if found is not None:
-        show_frontier(found, given, terminal)
-    _show_merge(merge, output, terminal)
-    is_whole = len(merge.clients) == len(paths)
-    given_clients = given["clients"] if is_whole else _files(merge)
-    trust = [part for name in options.allow_global for part in ("--allow-global", name)]
-    terminal.line(_verdict(merge, output, given_clients, given["model"], trust))
-    _say_how_to_check(output, _as_given(given_clients, _files(merge)), trust, terminal)
-    say_report(page, terminal)
+        raise UsageError("`normalize` and `channels_last` are for `probe_data` and `image`")
+    return probes
 
 
-def _prepared(
-    given: Mapping[str, Any], paths: Sequence[Path], options: MatchOptions, terminal: Terminal
-) -> Prepared:
-    """Open the clients and plan their merge, and say what there is to say about them."""
-    plan, code = given_plan(given), model_code(given)
-    note_merged(given["clients"], terminal)
-    with terminal.busy("reading clients"):
-        prepared = prepare(open_clients(paths, options.reading), options, plan=plan, model=code)
-    for client in prepared.clients:
-        for note in client.notes:
-            terminal.detail(f"{client.name}: {note}")
-    for note in prepared.plan.notes:
-        terminal.note(f"note: {note}")
-    for warning in prepared.warnings:
-        terminal.warn(warning)
-    return prepared
+def _show_frontier(found: Frontier, plot: Path | None, terminal: Terminal) -> None:
+    """Print the sizes that were tried, and where they are drawn."""
+    rows = [_row(f"client {point.name}", point) for point in found.clients]
+    rows += [_row(_label(point), point) for point in found.merges]
+    rows.append(_row("ensemble, all side by side", found.ensemble))
+    quality = found.merge.quality
+    assert quality is not None
+    title = f"size against agreement with the ensemble on {quality.samples} held-out probes"
+    terminal.table(title, ["model", "growth", "parameters", "agreement", "how"], rows)
+    if plot is not None:
+        terminal.line(f"drew {plot}")
 
 
-def _merged(
-    prepared: Prepared,
-    options: MatchOptions,
-    probes: ProbeOptions,
-    *,
-    device: str,
-    progress: Progress,
-) -> tuple[Merge, None]:
-    return merge_prepared(prepared, options, probes=probes, device=device, progress=progress), None
+def _row(model: str, point: Point) -> list[str]:
+    how = "" if point.budget is None else point.name
+    size = wording.count(point.parameters)
+    return [model, f"{point.growth:.2f}", size, percent(point.agreement.decisions), how]
 
 
-def _surveyed(
-    prepared: Prepared,
-    options: MatchOptions,
-    probes: ProbeOptions,
-    *,
-    device: str,
-    progress: Progress,
-) -> tuple[Merge, Frontier]:
-    from fedmerge.workflow.oneshot.frontier import frontier_of  # most merges do without
-
-    found = frontier_of(prepared, options, probes=probes, device=device, progress=progress)
-    return found.merge, found
+def _label(point: Point) -> str:
+    return f"merge within {point.budget:g} ×"
 
 
 def _show_merge(merge: Merge, output: Path, terminal: Terminal) -> None:
-    names = show.listed([client.name for client in merge.clients], show.MOST_LISTED)
-    clients, net = show.count(len(merge.clients)), merge.plan.architecture or "one plan"
+    names = wording.listed([client.name for client in merge.clients], wording.MOST_LISTED)
+    clients, net = wording.count(len(merge.clients)), merge.plan.architecture or "one plan"
     title = f"{clients} clients ({names}) of {net}"
     rows = [
         [
             group.name,
-            show.widths(group.client_widths),
+            wording.widths(group.client_widths),
             str(group.width),
-            show.percent(group.match_rate),
+            wording.whole_percent(group.match_rate),
             "" if group.scatter is None else f"{group.scatter:.2f}",
         ]
         for group in merge.groups
@@ -146,14 +149,14 @@ def _show_merge(merge: Merge, output: Path, terminal: Terminal) -> None:
 def _shared_start(merge: Merge) -> str:
     """Say why clients seem to have begun alike, and what follows."""
     said = (
-        f"{show.percent(merge.in_place or 0.0)} of the units match at the same places: "
+        f"{wording.whole_percent(merge.in_place or 0.0)} of the units match at the same places: "
         "the clients seem to have begun with the same weights"
     )
     if merge.quality is not None and merge.quality.chosen in AVERAGES:
         kept = merge.quality.chosen
         return (
             f"{said}. Then averages may be better than their ensemble, so this one is kept: {kept} "
-            "(--merge-units fit goes by the ensemble)"
+            "(`merge_units` fit goes by the ensemble)"
         )
     if merge.quality is None and merge.stays_in_place and merge.growth == 1:
         return f"{said}, so this is their average (--match-threshold keeps apart what drifted)"
@@ -176,8 +179,8 @@ def _files(merge: Merge) -> list[Path]:
 
 def _as_given(clients: Sequence[Path], paths: Sequence[Path]) -> Sequence[Path]:
     """Return the clients' files, or where they are many, the folders and globs that mean them."""
-    is_short = len(paths) <= max(show.MOST_LISTED, len(clients))
-    return paths if is_short or expand_sources(clients) != paths else clients
+    is_short = len(paths) <= max(wording.MOST_LISTED, len(clients))
+    return paths if is_short or expand_paths(clients) != paths else clients
 
 
 def written(output: Path) -> str:
@@ -194,14 +197,16 @@ def as_argument(path: Path) -> str:
 
 def sizes(merge: Merge) -> list[str]:
     """Say how large a merged model is, and what held it."""
-    size, together = merge.parameters(merge.widths), merge.ensemble_parameters
-    line = f"parameters: {show.count(size)} (growth {merge.growth:.2f}"
-    line += f"; the {show.count(len(merge.clients))} clients together: {show.count(together)})"
+    size, together = merge.parameters, merge.session.ensemble_parameters
+    line = f"parameters: {wording.count(size)} (growth {merge.growth:.2f}"
+    line += (
+        f"; the {wording.count(len(merge.clients))} clients together: {wording.count(together)})"
+    )
     lines = [line]
     if merge.width_limit is not None and merge.growth > 1:
         lines.append(
             f"every group was held to {merge.width_limit:.2f} × its widest client "
-            f"to stay within --max-growth {merge.dials.max_growth:g}"
+            f"to stay within --max-growth {merge.session.dials.max_growth:g}"
         )
     if size > together:
         lines.append("larger than all clients together: keeping them as an ensemble is cheaper")
@@ -243,20 +248,32 @@ def _verdict(
     ranked = sorted(found.clients.items(), key=lambda own: own[1].rank, reverse=True)
     alone = [f"{percent(own.decisions)} ({name})" for name, own in ranked]
     return (
-        f"quality: decides as the ensemble does on {percent(found.merged.decisions)} of "
-        f"{found.samples} held-out probes ({found.source}), the clients alone on "
-        f"{show.listed(alone, show.MOST_LISTED)}; a prediction, {measure}"
+        f"quality: {found.position.words}; decides as the ensemble does on "
+        f"{percent(found.merged.decisions)} of {found.samples} held-out probes ({found.source}), "
+        f"the clients alone on {wording.listed(alone, wording.MOST_LISTED)}; a prediction, "
+        f"{measure}"
     )
 
 
 def _show_prediction(prediction: Prediction, terminal: Terminal) -> None:
     terminal.result({"dry_run": True, **prediction.to_json()})
     rows = [
-        [g.name, show.widths(g.client_widths), f"{g.narrowest} to {g.widest}"]
+        [g.name, wording.widths(g.client_widths), f"{g.narrowest} to {g.widest}"]
         for g in prediction.groups
     ]
     terminal.table("dry run: nothing is matched or written", ["group", "clients", "global"], rows)
-    fewest, most = map(show.count, (prediction.fewest_parameters, prediction.most_parameters))
+    fewest, most = map(wording.count, (prediction.fewest_parameters, prediction.most_parameters))
     terminal.line(f"parameters: {fewest} to {most}")
-    terminal.line(f"memory: about {show.megabytes(prediction.memory)} beyond the libraries")
-    terminal.line(f"to read: {show.megabytes(prediction.read)}; rounds with clients: none")
+    terminal.line(f"memory: about {wording.megabytes(prediction.memory)} beyond the libraries")
+    terminal.line(f"to read: {wording.megabytes(prediction.read)}; rounds with clients: none")
+
+
+def page_of(given: Mapping[str, Any]) -> dict[str, str]:
+    """Return where the page of --report is, as `--json` prints it."""
+    return {} if given["report"] is None else {"report": str(given["report"])}
+
+
+def say_page(given: Mapping[str, Any], terminal: Terminal) -> None:
+    """Say where the page of --report is, if there is one."""
+    if given["report"] is not None:
+        terminal.line(f"wrote {given['report']}, a page about it")

@@ -1,287 +1,379 @@
-"""The parameters that several commands take."""
+"""Options as values: those of the option dataclasses, and those of the command line alone."""
 
 from __future__ import annotations
 
+import inspect
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Annotated, Any
 
-from fedmerge.cli.config import load_config
-from fedmerge.cli.parameters import REQUIRED, argument, flag, option
+import typer
 
-_ANY_FILES = "Checkpoint files, folders of them, or quoted globs."
+from fedmerge.errors import UsageError
+from fedmerge.federated.options import PartitionOptions, RetrainOptions, Running
+from fedmerge.merging.options import EvaluationOptions, MatchOptions
+from fedmerge.probes.options import ProbeOptions
+from fedmerge.values.option_fields import Described, options_of
+from fedmerge.values.run_settings import RetryPolicy, TrainSettings
 
-CLIENTS = argument("clients", list[Path], _ANY_FILES, readable=False)
-MODELS = CLIENTS.replace(name="models")
-FILES = CLIENTS.replace(name="files")
-OPTIONAL_CLIENTS = argument("clients", list[Path] | None, _ANY_FILES, default=None, readable=False)
-FILE = argument("file", Path, "A checkpoint file or a Hugging Face folder.", readable=False)
-MERGED = argument("merged", Path, "A file that `match` or `retrain` wrote.", readable=False)
+_KINDS: Mapping[str, Any] = {  # of a field → of what is typed; text if it is not here
+    "int": int,
+    "float": float,
+    "bool": bool,
+    "tuple[str, ...]": list[str],
+    "Mapping[str, float]": list[str],
+}
+_EXPECTED: Mapping[Any, str] = {int: "a whole number", float: "a number", bool: "true or false"}
+_TRUTHS = {"true": True, "false": False}
 
-_OUT = "Output"
-OUTPUT = option(
-    "output",
-    Path,
-    _OUT,
-    "Where to write: .pt, .pth, .bin, .ckpt or .safetensors.",
-    "--output",
-    "-o",
-    metavar="FILE",
-    default=REQUIRED,
-)
-MERGED_OUTPUT = option(
-    "output",
-    Path,
-    _OUT,
-    "Where to write: .pt, .pth, .bin, .ckpt or .safetensors (default: global.pt).",
-    "--output",
-    "-o",
-    metavar="FILE",
-    default=Path("global.pt"),
-)
-EXPORT_OUTPUT = option(
-    "output", Path, _OUT, "Where to write.", "--output", "-o", metavar="FILE", default=REQUIRED
-)
-OPTIONAL_OUTPUT = option(
-    "output",
-    Path | None,
-    _OUT,
-    "Also write it as JSON to this file.",
-    "--output",
-    "-o",
-    metavar="FILE.json",
-)
-FORCE = flag("force", _OUT, "Overwrite an existing output.")
-DTYPE = option(
-    "dtype",
-    str | None,
-    _OUT,
-    "Write all floats as this dtype (default: as in the clients).",
-    metavar="float32|float16|bfloat16|float64",
-)
-SHARD_SIZE = option(
-    "shard_size",
-    str | None,
-    _OUT,
-    "Write safetensors files of at most this size each, and their index.",
-    metavar="2GB|500MB|1GiB",
-)
-DRY_RUN = flag("dry_run", _OUT, "Show groups, widths and sizes; match and write nothing.")
 
-_FILE = "Reading files"
-KEY = option(
-    "key",
-    str | None,
-    _FILE,
-    "Where in the file the state dict is, e.g. nets.G.",
-    metavar="DOTTED.PATH",
-)
-WEIGHTS = option(
-    "weights",
-    str | None,
-    _FILE,
-    "Take the trained weights or their moving average, where a file has both.",
-    metavar="raw|ema",
-)
-ALLOW_GLOBAL = option(
-    "allow_global",
-    list[str] | None,
-    _FILE,
-    "Let files name this class. Only for files that you trust; repeatable.",
-    metavar="PACKAGE.CLASS",
-)
+@dataclass(frozen=True)
+class Option:
+    """What a command may be given, by name or by its place."""
 
-_ARCH = "Architecture"
-PLAN_FILE = option(
-    "plan",
-    str | None,
-    _ARCH,
-    "Which axis carries which units, as `fedmerge plan -o` writes it.",
-    metavar="FILE",
-)
-MODEL = option(
+    name: str  # of the value that a command gets
+    help: str  # one sentence without its full stop
+    values: str = ""  # words it takes, or in capitals what stands for them; "" for a switch
+    default: str = ""  # in words
+    kind: Any = str  # or bool, int, float, Path, list[str], list[Path]
+    flags: tuple[str, ...] = ()  # as typed, where that is not --name
+    start: Any = None  # the value of an option that is not given
+    is_required: bool = False
+    is_argument: bool = False
+
+    @property
+    def typed(self) -> tuple[str, ...]:
+        """How the option is typed; the last way is the whole name."""
+        return self.flags or ("--" + self.name.replace("_", "-"),)
+
+    @property
+    def sentence(self) -> str:
+        """What the option does, and its default."""
+        return f"{self.help} (default: {self.default})." if self.default else f"{self.help}."
+
+    @property
+    def is_repeatable(self) -> bool:
+        """Whether the option collects values."""
+        return self.kind in (list[str], list[Path])
+
+    @property
+    def unset(self) -> Any:
+        """The value of an option that nobody gives."""
+        return False if self.kind is bool else self.start
+
+    def read(self, text: str) -> Any:
+        """Return a value of the option from what was typed; raise `UsageError` if it is none."""
+        try:
+            if self.kind is bool:
+                return _TRUTHS[text.lower()]
+            return text if self.is_repeatable else self.kind(text)
+        except (KeyError, ValueError):
+            expected = _EXPECTED[self.kind]
+            raise UsageError(f"`{self.name}` is {text!r}, expected {expected}") from None
+
+
+def _described(kind: type) -> Iterator[Option]:
+    """Yield the options that an option dataclass describes."""
+    for own in options_of(kind):
+        yield _of_field(own)
+
+
+def _of_field(own: Described) -> Option:
+    kind = _KINDS.get(own.annotation, str)
+    return Option(own.name, own.help, own.values, own.default, kind)
+
+
+_FILES = "Checkpoint files, folders of them, or quoted globs"
+_MODEL = Option(
     "model",
-    str | None,
-    _ARCH,
-    "Your model: code that returns it, or a .pt2 or TorchScript file. This runs it.",
-    metavar="FILE.py:NAME|PACKAGE.MODULE:NAME|FILE.pt2",
+    "Your model: code that returns it, or a .pt2 or TorchScript file; this runs it",
+    "FILE.py:NAME|PACKAGE.MODULE:NAME|FILE.pt2",
 )
-REQUIRED_MODEL = MODEL.replace(default=REQUIRED)
-MODEL_ARG = option(
-    "model_arg",
-    list[str] | None,
-    _ARCH,
-    "An argument of the model's factory; repeatable.",
-    metavar="NAME=VALUE",
+_DATA = Option(
+    "data",
+    "Samples and targets: x and y, or x_test and y_test; or your function",
+    "FILE|FILE.py:NAME",
+    is_required=True,
 )
-INPUT_SHAPE = option(
-    "input_shape",
-    list[str] | None,
-    _ARCH,
-    "The model's input (default: the data's, else by its first layer); one each if several.",
-    metavar="1,3,32,32",
+_OUTPUT = Option(
+    "output",
+    "Where to write: .pt, .pth, .bin, .ckpt or .safetensors",
+    "FILE",
+    kind=Path,
+    flags=("-o", "--output"),
+    is_required=True,
 )
-INPUT_DTYPE = option(
-    "input_dtype",
-    list[str] | None,
-    _ARCH,
-    "The input's dtype, long draws tokens; one per input.",
-    metavar="float32|long|…",
-)
-STATE = option(
-    "state",
-    list[str] | None,
-    _ARCH,
-    "Forward's argument I is output J of the call before, counted from 0; repeatable.",
-    metavar="I:J",
-)
-FORMAT = option(
-    "format", str | None, _OUT, "What to write (default: by the name).", metavar="pt2|onnx"
-)
-FLATTEN = option(
-    "flatten",
-    int | None,
-    _ARCH,
-    "Positions per channel (or steps) that a linear layer reads at once.",
-    metavar="K",
-)
-ASSUME_CHAIN = flag(
-    "assume_chain", _ARCH, "Take layers of equal width for a plain chain, without skips."
-)
-MATCH_BY_ORDER = flag("match_by_order", _ARCH, "Pair tensors in stored order where names differ.")
-KEEP = option(
-    "keep",
-    list[str] | None,
-    _ARCH,
-    "Take these tensors from the first client unmatched; repeatable.",
-    metavar="PATTERN",
-)
+_CLIENTS = Option("clients", _FILES, "CLIENT", kind=list[Path], is_argument=True, is_required=True)
 
-_MATCH = "Matching"
-METHOD = option(
-    "method",
-    str | None,
-    _MATCH,
-    "Match units, average element by element, or set clients side by side (default: fedma).",
-    metavar="fedma|average|ensemble",
-)
-PRESET = option(
-    "preset", str | None, _MATCH, "The settings of the paper's own code.", metavar="paper"
-)
-MATCH_THRESHOLD = option(
-    "match_threshold",
-    float | None,
-    _MATCH,
-    "Units merge above this cosine; 1 merges nothing (default: 0.5; on probes 0.95).",
-    metavar="T",
-)
-MAX_GROWTH = option(
-    "max_growth",
-    str | None,
-    _MATCH,
-    "Most parameters, as a multiple of the widest client's; 1 never grows (default: 1.5).",
-    metavar="X|none",
-)
-MAX_PARAMS = option(
-    "max_params", int | None, _MATCH, "Most parameters, instead of --max-growth.", metavar="N"
-)
-GAMMA = option(
-    "gamma", float | None, _MATCH, "How readily new units appear (default: 1).", metavar="G"
-)
-SIGMA = option(
-    "sigma",
-    float | None,
-    _MATCH,
-    "Variance of units around their mean, instead of the threshold.",
-    metavar="V",
-)
-SIGMA0 = option(
-    "sigma0", float | None, _MATCH, "Variance of the global units; goes with --sigma.", metavar="V"
-)
-SWEEPS = option(
-    "sweeps",
-    int | None,
-    _MATCH,
-    "Most sweeps over the clients per group (default: 20).",
-    metavar="N",
-)
-REFINE = option(
-    "refine",
-    int | None,
-    _MATCH,
-    "Most passes that also compare outgoing and recurrent weights (default: 3).",
-    metavar="N",
-)
-SEED = option(
-    "seed",
-    int | None,
-    _MATCH,
-    "Seed of the sweeps' order, and of training (default: 0).",
-    metavar="N",
-)
-SOLVER = option(
-    "solver",
-    str | None,
-    _MATCH,
-    "Assignment solver (default: by the problem's shape).",
-    metavar="auto|scipy|lapjv|lapsolver",
-)
-TIE_BREAKER = option(
-    "tie_breaker",
-    float | None,
-    _MATCH,
-    "Weight of outgoing weights in telling equal units apart (default: 0.001).",
-    metavar="X",
-)
 
-_AVG = "Averaging"
-CLIENT_WEIGHT = option(
-    "client_weight",
-    list[str] | None,
-    _AVG,
-    "How much a client counts (default: 1; its samples in fedavg, fedprox); repeatable.",
-    metavar="NAME=W",
-)
-CLASS_COUNTS = option(
-    "class_counts",
-    str | None,
-    _AVG,
-    r'Average the last layer by class: {"name": \[count per class, …]} (retrain: of shards).',
-    metavar="FILE.json",
-)
+def _also(option: Option, **changes: Any) -> Option:
+    return replace(option, is_required=False, **changes)
 
-_RUN = "Running"
-DEVICE = option(
-    "device",
-    str,
-    _RUN,
-    "Where matrix products run (default: auto).",
-    metavar="auto|cpu|cuda|mps",
-    default="auto",
-)
-THREADS = option(
-    "threads",
-    int | None,
-    _RUN,
-    "CPU threads of products and solver (default: all cores).",
-    metavar="N",
-)
-CONFIG = option(
-    "config",
-    Path | None,
-    _RUN,
-    "Options from a YAML or JSON file, or from a merge record to run it again.",
-    metavar="FILE",
-    callback=load_config,
-    is_eager=True,
-)
-JSON = flag("json", _RUN, "Print one JSON object on stdout and nothing else.")
-QUIET = flag("quiet", _RUN, "Print errors only.", "--quiet", "-q")
-VERBOSE = flag("verbose", _RUN, "Say more on stderr.", "--verbose", "-v")
 
-READING = (KEY, WEIGHTS, ALLOW_GLOBAL)
-CODE_INPUTS = (INPUT_SHAPE, INPUT_DTYPE, STATE)
-CODE = (MODEL_ARG, *CODE_INPUTS)
-MATCHING = (
-    *(GAMMA, SIGMA, SIGMA0, SWEEPS, REFINE, SEED, SOLVER, TIE_BREAKER, CLIENT_WEIGHT, CLASS_COUNTS),
-    *(KEEP, PLAN_FILE),
+_EVERYWHERE = (
+    _CLIENTS,
+    replace(_CLIENTS, name="models", values="FILE"),
+    replace(_CLIENTS, name="files", values="FILE"),
+    Option(
+        "file",
+        "A checkpoint file or a Hugging Face folder",
+        "FILE",
+        kind=Path,
+        is_argument=True,
+        is_required=True,
+    ),
+    Option(
+        "merged",
+        "A file that `match` or `retrain` wrote",
+        "MERGED",
+        kind=Path,
+        is_argument=True,
+        is_required=True,
+    ),
+    _OUTPUT,
+    Option("force", "Overwrite an existing output", kind=bool),
+    Option(
+        "shard_size",
+        "Write safetensors files of at most this size each (2GB, 500MB, 1GiB), and their index",
+        "SIZE",
+        "one file",
+    ),
+    Option("report", "Also write a page about the result", "FILE.html", kind=Path),
+    Option("dry_run", "Show groups, widths and sizes; match and write nothing", kind=bool),
+    Option(
+        "plan",
+        "Which axis carries which units, as `fedmerge plan -o` writes it",
+        "FILE",
+        "from the model's code, else from names and shapes",
+    ),
+    _MODEL,
+    Option("model_arg", "An argument of that code; repeatable", "NAME=VALUE", kind=list[str]),
+    Option(
+        "input_shape",
+        "The model's input with its batch, e.g. 1,3,32,32; repeatable for several inputs",
+        "SIZES",
+        "as the data, else by the first layer",
+        kind=list[str],
+    ),
+    Option(
+        "input_dtype",
+        "The input's dtype, long draws tokens; repeatable for several inputs",
+        "DTYPE",
+        "by the first layer",
+        kind=list[str],
+    ),
+    Option(
+        "state",
+        "Forward's argument I is output J of the call before, counted from 0; repeatable",
+        "I:J",
+        kind=list[str],
+    ),
+    _DATA,
+    Option(
+        "normalize",
+        "Mean and deviation of x/255, for images of bytes; of colours all means come first",
+        "MEAN,STD",
+        "bytes are refused",
+    ),
+    Option("channels_last", "Images are stored with their channels last", kind=bool),
+    Option("frontier", "Also show what merges of other sizes would give", kind=bool),
+    Option("frontier_plot", "Draw that, too", "FILE.svg|FILE.png", kind=Path),
+    Option(
+        "image",
+        "Show what matched units see in this picture, .npy array or sample of a shard",
+        "FILE",
+        kind=Path,
+    ),
+    Option("image_index", "Which sample of that shard", "N", "0", kind=int),
+    Option(
+        "image_group",
+        "Whose units look; repeatable",
+        "GROUP",
+        "the first and the last convolution's",
+        kind=list[str],
+    ),
+    Option("device", "Where models and products run", "auto|cpu|cuda|mps", "auto", start="auto"),
+    Option("threads", "CPU threads of products and solver", "N", "all cores", kind=int),
+    Option(
+        "config",
+        "Options from a YAML or JSON file, or from a merge record to run it again",
+        "FILE",
+        kind=Path,
+    ),
+    Option(
+        "set",
+        "Set a dial that few need; --help-all lists them; repeatable",
+        "NAME=VALUE",
+        kind=list[str],
+    ),
+    Option("json", "Print one JSON object on stdout and nothing else", kind=bool),
+    Option("quiet", "Print errors only", kind=bool, flags=("-q", "--quiet")),
+    Option("verbose", "Say more on stderr", kind=bool, flags=("-v", "--verbose")),
+    Option("help", "Show what most need", kind=bool, flags=("-h", "--help")),
+    Option("help_all", "Show all options", kind=bool),
 )
-SAYING = (JSON, QUIET, VERBOSE)
+_MERGED_OUTPUT = _also(_OUTPUT, default="global.pt", start=Path("global.pt"))
+_OPTIONAL_CLIENTS = _also(_CLIENTS)
+_BY_COMMAND: Mapping[str, Sequence[Option]] = {  # what differs in one command from the others
+    "match": (
+        _MERGED_OUTPUT,
+        Option("normalize", "Mean and deviation of x/255, where images hold bytes", "MEAN,STD"),
+    ),
+    "retrain": (
+        *(_OPTIONAL_CLIENTS, _MERGED_OUTPUT, replace(_MODEL, is_required=True)),
+        *(o for k in (RetrainOptions, TrainSettings, Running, RetryPolicy) for o in _described(k)),
+        Option(
+            "shards",
+            "Each client's samples x and targets y: a folder, files (repeatable), or your function",
+            "FOLDER|FILE|FILE.py:NAME",
+            kind=list[str],
+            is_required=True,
+        ),
+        _also(_DATA, help="Evaluate every whole global model on x and y (or x_test and y_test)"),
+        Option("dry_run", "Show rounds, widths and bytes; train and write nothing", kind=bool),
+        Option(
+            "work_dir",
+            "Where the state is kept",
+            "FOLDER",
+            "the output's name + .work",
+            kind=Path,
+        ),
+        Option("resume", "Go on where a stopped run was", kind=bool),
+        Option("events", "Write one line of JSON per event", "FILE.jsonl", kind=Path),
+    ),
+    "demo": (
+        Option(
+            "folder",
+            "Where the demo's files go",
+            "FOLDER",
+            "demo-output",
+            Path,
+            start=Path("demo-output"),
+            is_argument=True,
+        ),
+    ),
+    "eval": (replace(_MODEL, is_required=True),),
+    "compare": (
+        replace(_MODEL, is_required=True),
+        Option(
+            "merged",
+            "A merged file to compare too; repeatable",
+            "FILE",
+            kind=list[Path],
+            flags=("--global",),
+        ),
+    ),
+    "verify": (_OPTIONAL_CLIENTS,),
+    "report": (
+        _OPTIONAL_CLIENTS,
+        _also(
+            _OUTPUT,
+            help="Where to write the page",
+            values="FILE.html",
+            default="report.html",
+            start=Path("report.html"),
+        ),
+        _also(
+            _DATA,
+            help="Measure merge, clients, average and ensemble on this: x and y; or your function",
+        ),
+        Option(
+            "work_dir",
+            "Where a run in rounds kept its state",
+            "FOLDER",
+            "the merged file's name + .work",
+            kind=Path,
+        ),
+        Option(
+            "baseline",
+            "Another file that `retrain` wrote, to draw its rounds too; repeatable",
+            "FILE",
+            kind=list[Path],
+        ),
+    ),
+    "plan": (
+        _also(_OUTPUT, help="Also write it as JSON to this file", values="FILE.json"),
+        Option("graph", "Also draw it", "FILE.svg|FILE.png", kind=Path),
+    ),
+    "partition": (
+        Option(
+            "data",
+            "A file with x and y, or x_train and y_train: .npz, .pt or .safetensors",
+            "DATA",
+            is_argument=True,
+            is_required=True,
+        ),
+        _also(
+            _OUTPUT,
+            help="Folder for the shards",
+            values="FOLDER",
+            default="shards",
+            start=Path("shards"),
+        ),
+        *_described(PartitionOptions),
+    ),
+    "export": (
+        replace(_MODEL, is_required=True),
+        replace(_OUTPUT, help="Where to write"),
+        Option("format", "What to write", "pt2|onnx", "by the name"),
+    ),
+}
+_SHARED = {
+    option.name: option
+    for option in (
+        *(o for kind in (MatchOptions, ProbeOptions, EvaluationOptions) for o in _described(kind)),
+        *_EVERYWHERE,
+    )
+}
+
+
+def find_option(command: str, name: str) -> Option:
+    """Return what a command means by the name of an option."""
+    own = {option.name: option for option in _BY_COMMAND.get(command, ())}
+    return own.get(name) or _SHARED[name]
+
+
+def parameter(option: Option, **callback: Any) -> inspect.Parameter:
+    """Return the parameter from which typer makes an option or an argument."""
+    described: Any
+    if option.is_argument:
+        metavar = f"{option.values}..." if option.is_repeatable else option.values
+        described = typer.Argument(
+            help=option.sentence, metavar=metavar, show_default=False, readable=False
+        )
+    else:
+        described = typer.Option(
+            *option.typed,
+            help=option.sentence,
+            metavar=option.values,
+            show_default=False,
+            autocompletion=_completion(words_in(option.values)),
+            **callback,
+        )
+    is_open = not option.is_required and option.kind is not bool and option.start is None
+    return inspect.Parameter(
+        option.name,
+        inspect.Parameter.KEYWORD_ONLY,
+        default=inspect.Parameter.empty if option.is_required else option.unset,
+        annotation=Annotated[option.kind | None if is_open else option.kind, described],
+    )
+
+
+def words_in(values: str) -> tuple[str, ...]:
+    """Return the words that an option takes as they are; those in capitals stand for others.
+
+    >>> words_in("auto|cpu"), words_in("classification|FILE.py:NAME"), words_in("N")
+    (('auto', 'cpu'), ('classification',), ())
+    """
+    return tuple(word for word in values.split("|") if re.fullmatch(r"[a-z][a-z0-9-]*", word))
+
+
+def _completion(words: Sequence[str]) -> Callable[[str], list[str]] | None:
+    """Return what a shell asks; None leaves it to offer files."""
+
+    def starting(incomplete: str) -> list[str]:
+        return [word for word in words if word.startswith(incomplete)]
+
+    return starting if words else None

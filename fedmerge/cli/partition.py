@@ -6,10 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
-from fedmerge.cli import show
-from fedmerge.cli.terminal import Terminal
-from fedmerge.workflow.evaluate import given_preparation
-from fedmerge.workflow.partition import Partition, PartitionOptions, WrittenShard, partition
+from fedmerge.api import partition
+from fedmerge.cli.output import Terminal
+from fedmerge.federated.sharding import Partition, PartitionOptions, WrittenShard
+from fedmerge.merging.evaluations import given_preparation
+from fedmerge.values import wording
 
 MOST_COLUMNS = 10  # classes that are shown one by one; more would not fit beside each other
 
@@ -29,15 +30,15 @@ def run(given: Mapping[str, Any], terminal: Terminal) -> None:
     terminal.result({"output": str(given["output"]), **done.to_json()})
     for note in _notes(given["data"], done):
         terminal.note(f"note: {note}")
-    samples = show.count(sum(shard.samples for shard in done.shards))
+    samples = wording.count(sum(shard.samples for shard in done.shards))
     title = f"{given['output']}: {samples} samples of {given['data']} in {len(done.shards)} shards"
     columns, rows = _table(done.shards)
-    terminal.table(title, columns, show.shortened(rows))
+    terminal.table(title, columns, wording.shortened(rows))
 
 
 def _table(shards: Sequence[WrittenShard]) -> tuple[list[str], list[list[str]]]:
     """Return columns and rows: samples per class, or of how many classes where they are many."""
-    rows = [[shard.client, show.count(shard.samples)] for shard in shards]
+    rows = [[shard.client, wording.count(shard.samples)] for shard in shards]
     columns = ["shard", "samples"]
     counts = [shard.class_counts for shard in shards if shard.class_counts is not None]
     if not counts:
@@ -56,7 +57,7 @@ def _table(shards: Sequence[WrittenShard]) -> tuple[list[str], list[list[str]]]:
 def _notes(data: str, done: Partition) -> list[str]:
     notes = []
     if done.left_out:
-        names = show.listed(done.left_out, show.MOST_LISTED)
+        names = wording.listed(done.left_out, wording.MOST_LISTED)
         notes.append(f"left out, for too few samples: {names}")
     if done.kept_apart:
         columns = " and ".join(done.kept_apart)

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
-from fedmerge.checkpoint import check_targets, expand_paths, readable, write_text
-from fedmerge.cli import show
+from fedmerge.api import plan
+from fedmerge.architecture import plan_to_json
 from fedmerge.cli.arguments import given_plan, match_options, model_code
-from fedmerge.cli.terminal import Terminal
-from fedmerge.graph import plan_to_json
-from fedmerge.types.layouts import Concat, Layout, Pinned, Product
-from fedmerge.types.plans import Plan
-from fedmerge.workflow.clients import open_clients
-from fedmerge.workflow.prepared import Prepared, prepare
-from fedmerge.workflow.reporting.graph import check_picture, draw_graph
+from fedmerge.cli.output import Terminal
+from fedmerge.merging.session import Session
+from fedmerge.values import wording
+from fedmerge.values.plans import Concat, Layout, Pinned, Plan, Product
 
 PINNING_OPS: Mapping[str, str] = {  # where a reason is no op's name
     "pixels": "convolution or pooling",
@@ -29,69 +25,67 @@ UNSAID_PARTS = frozenset({"gates", "pixels"})
 
 def run(given: Mapping[str, Any], terminal: Terminal) -> None:
     """Show the plan of the clients, and write it if asked to."""
-    output: Path | None = given["output"]
-    paths = expand_paths(given["clients"])
-    if output is not None:
-        check_targets([output], inputs=paths, force=given["force"])
-    graph: Path | None = given["graph"]
-    if graph is not None:
-        check_picture(graph, "--graph", inputs=paths, force=given["force"])
-    options = match_options(given)
-    plan, code = given_plan(given), model_code(given)
+    output, graph = given["output"], given["graph"]
+    sessions: list[Session] = []
     with terminal.busy("reading clients"):
-        prepared = prepare(open_clients(paths, options.reading), options, plan=plan, model=code)
-    value = plan_to_json(prepared.plan)
-    if output is not None:
-        write_text(output, readable(value), force=given["force"])
-    if graph is not None:
-        draw_graph(prepared, graph, force=given["force"])
-    for note in prepared.plan.notes:
+        planned = plan(
+            given["clients"],
+            match_options(given),
+            given=given_plan(given),
+            model=model_code(given),
+            output=output,
+            graph=graph,
+            force=given["force"],
+            prepared=sessions.append,
+        )
+    [session] = sessions
+    for note in planned.notes:
         terminal.note(f"note: {note}")
-    for warning in prepared.warnings:
+    for warning in session.warnings:
         terminal.warn(warning)
-    terminal.result(value)
-    _show(prepared, terminal)
+    terminal.result(plan_to_json(planned))
+    _show(session, terminal)
     if output is not None:
         terminal.line(f"wrote {output}; use it with: fedmerge match … --plan {output}")
     if graph is not None:
         terminal.line(f"drew {graph}")
 
 
-def _show(prepared: Prepared, terminal: Terminal) -> None:
-    plan = prepared.plan
+def _show(session: Session, terminal: Terminal) -> None:
+    planned = session.plan
     show_groups = _show_brief if terminal.is_drawn and not terminal.verbose else _show_full
-    show_groups(prepared, terminal)
-    for line in pinned_lines(plan, None if terminal.verbose else show.MOST_LISTED):
+    show_groups(session, terminal)
+    for line in pinned_lines(planned, None if terminal.verbose else wording.MOST_LISTED):
         terminal.line(line)
-    for tie in plan.same_width:
+    for tie in planned.same_width:
         terminal.line(f"equally wide: {', '.join(tie)}")
-    for name in plan.kept:
-        terminal.line(f"kept from {prepared.clients[0].name}: {name}")
+    for name in planned.kept:
+        terminal.line(f"kept from {session.clients[0].name}: {name}")
 
 
-def _show_full(prepared: Prepared, terminal: Terminal) -> None:
+def _show_full(session: Session, terminal: Terminal) -> None:
     """Print every group with all its axes, for other programs and for -v."""
     rows = []
-    for group in prepared.plan.groups:
-        axes = [f"{name}[{axis}]" for name, axis in prepared.plan.axes_of(group.name)]
+    for group in session.plan.groups:
+        axes = [f"{name}[{axis}]" for name, axis in session.plan.axes_of(group.name)]
         grows = "yes" if group.can_grow else group.why
-        rows.append([group.name, _widths(prepared, group.name), grows, ", ".join(axes)])
+        rows.append([group.name, _widths(session, group.name), grows, ", ".join(axes)])
     columns = ["group", "width", "can grow", "tensors[axis]"]
-    terminal.table(_title(prepared.plan), columns, rows)
+    terminal.table(_title(session.plan), columns, rows)
 
 
-def _show_brief(prepared: Prepared, terminal: Terminal) -> None:
+def _show_brief(session: Session, terminal: Terminal) -> None:
     """Print a table that fits a terminal, then why groups can't grow, each reason once."""
     rows, stuck = [], dict[str, list[str]]()
-    for group in prepared.plan.groups:
-        axes = sum(1 for _ in prepared.plan.axes_of(group.name))
+    for group in session.plan.groups:
+        axes = sum(1 for _ in session.plan.axes_of(group.name))
         grows = "yes" if group.can_grow else "no"
-        rows.append([group.name, _widths(prepared, group.name), grows, str(axes)])
+        rows.append([group.name, _widths(session, group.name), grows, str(axes)])
         if not group.can_grow:
             stuck.setdefault(group.why, []).append(group.name)
-    terminal.table(_title(prepared.plan), ["group", "width", "can grow", "axes"], rows)
+    terminal.table(_title(session.plan), ["group", "width", "can grow", "axes"], rows)
     for why, names in stuck.items():
-        terminal.line(f"can't grow ({why}): {show.listed(names, show.MOST_LISTED)}")
+        terminal.line(f"can't grow ({why}): {wording.listed(names, wording.MOST_LISTED)}")
 
 
 def _title(plan: Plan) -> str:
@@ -99,8 +93,8 @@ def _title(plan: Plan) -> str:
     return f"{plan.architecture or 'plan'}: {groups}"
 
 
-def _widths(prepared: Prepared, group: str) -> str:
-    return show.widths([widths[group] for widths in prepared.client_widths])
+def _widths(session: Session, group: str) -> str:
+    return wording.widths([widths[group] for widths in session.client_widths])
 
 
 def pinned_lines(plan: Plan, most: int | None) -> Iterator[str]:

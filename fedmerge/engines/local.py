@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from fedmerge.engines.calls import Reply, call_work
-from fedmerge.engines.values import ClientInfo, Outcome, Task
-from fedmerge.types.work import Place
+from fedmerge.engines.engine import ClientInfo, Outcome, Reply, Task, call_work
+from fedmerge.values.work import Place
 
 
 class LocalEngine:

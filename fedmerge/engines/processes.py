@@ -1,7 +1,8 @@
-"""Run client work in worker processes, one task each at a time."""
+"""The engine that runs client work in processes of this machine."""
 
 from __future__ import annotations
 
+import json
 import os
 import queue
 import signal
@@ -10,17 +11,121 @@ import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import TypeAlias
+from dataclasses import asdict
+from typing import IO, Any, TypeAlias
 
-from fedmerge.engines.calls import START_LIMIT, thread_limits, usable_cores
-from fedmerge.engines.interpreter import python_command
-from fedmerge.engines.values import ClientInfo, Outcome, Status, Task
-from fedmerge.engines.wire import receive, send
-from fedmerge.engines.worker import task_message
-from fedmerge.types.work import Place
+import numpy as np
+
+from fedmerge.engines.engine import (
+    START_LIMIT,
+    ClientInfo,
+    Outcome,
+    Status,
+    Task,
+    call_work,
+    import_work,
+    thread_limits,
+    usable_cores,
+)
+from fedmerge.interpreter import python_command
+from fedmerge.streams import STDERR, STDIN, STDOUT, guard_messages
+from fedmerge.user_code import listening
+from fedmerge.values.arrays import Array
+from fedmerge.values.work import Arrays, JsonObject, Place
+
+_LENGTH = 8  # bytes
+
+
+def send(stream: IO[bytes], message: JsonObject, arrays: Arrays) -> None:
+    """Write one message and flush it."""
+    contiguous = {name: np.require(array, requirements="C") for name, array in arrays.items()}
+    entries = [[name, array.dtype.str, array.shape] for name, array in contiguous.items()]
+    header = json.dumps({"message": dict(message), "arrays": entries}).encode()
+    stream.write(len(header).to_bytes(_LENGTH, "little") + header)
+    for array in contiguous.values():
+        stream.write(_bytes_of(array))
+    stream.flush()
+
+
+def receive(stream: IO[bytes]) -> tuple[dict[str, Any], dict[str, Array]]:
+    """Read one message; `EOFError` where the stream ends before it does."""
+    length = int.from_bytes(_exactly(stream, _LENGTH), "little")
+    header = json.loads(_exactly(stream, length))
+    arrays: dict[str, Array] = {}
+    for name, dtype, shape in header["arrays"]:
+        arrays[name] = np.empty(shape, dtype)
+        _fill(stream, _bytes_of(arrays[name]))
+    return header["message"], arrays
+
+
+def _bytes_of(array: Array) -> memoryview:
+    """Return the bytes of a contiguous array without copying them."""
+    return array.reshape(-1).view(np.uint8).data if array.size else memoryview(b"")
+
+
+def _exactly(stream: IO[bytes], count: int) -> bytes:
+    content = bytearray(count)
+    _fill(stream, memoryview(content))
+    return bytes(content)
+
+
+def _fill(stream: IO[bytes], target: memoryview) -> None:
+    """Read until the target is full."""
+    while len(target):
+        count = stream.readinto(target)  # type: ignore[attr-defined]  # typeshed leaves it out
+        if not count:
+            raise EOFError("the stream ended inside a message")
+        target = target[count:]
+
+
+_Message = tuple[dict[str, Any], dict[str, Array]]
+
+
+def main() -> None:
+    """Do one task after the other until the parent closes the pipe or dies."""
+    inbox, outbox = _own_streams()
+    tasks: queue.SimpleQueue[_Message] = queue.SimpleQueue()
+    threading.Thread(target=_listen, args=(inbox, tasks), daemon=True).start()
+    while True:
+        message, arrays = tasks.get()
+        function, settings = message["function"], message["settings"]
+        import_work(function)
+        send(outbox, {"started": True}, {})  # imports took their time; the client's begins now
+        with listening(lambda: False):  # interrupts are the parent's
+            reply = call_work(function, arrays, settings, Place(**message["place"]))
+        del arrays  # the next task must not find this one's in memory
+        header = {name: value for name, value in vars(reply).items() if name != "arrays"}
+        send(outbox, header, reply.arrays)
+
+
+def task_message(function: str, settings: Any, place: Place) -> dict[str, Any]:
+    """Return what a worker must be told besides the arrays."""
+    return {"function": function, "settings": settings, "place": asdict(place)}
+
+
+def _own_streams() -> tuple[IO[bytes], IO[bytes]]:
+    """Return the pipes from and to the parent, out of reach of code that reads or prints."""
+    inbox, outbox = os.fdopen(os.dup(STDIN), "rb"), os.fdopen(os.dup(STDOUT), "wb")
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, STDIN)
+    os.close(nothing)
+    os.dup2(STDERR, STDOUT)
+    guard_messages()  # a client does not fail for what it can't print
+    return inbox, outbox
+
+
+def _listen(inbox: IO[bytes], tasks: queue.SimpleQueue[_Message]) -> None:
+    """Hand on what arrives; the end of the pipe ends the process, whatever it is doing."""
+    try:
+        while True:
+            tasks.put(receive(inbox))
+    finally:
+        os._exit(0)
+
 
 _FAREWELL = 5.0  # seconds for a worker to leave by itself
-_WORKER = "from fedmerge.engines.worker import main; main()"
+_LOOK = 0.5  # seconds after which a wait is begun again
+_WORKER = "from fedmerge.engines.processes import main; main()"
 _Ended: TypeAlias = "queue.SimpleQueue[tuple[_Seat, Outcome]]"
 
 
@@ -90,7 +195,7 @@ class ProcessEngine:
         try:
             fill_seats()
             while busy:
-                seat, outcome = ended.get()
+                seat, outcome = _next(ended)
                 busy.remove(seat)
                 idle.append(seat)
                 fill_seats()  # before the listener takes its time
@@ -103,6 +208,17 @@ class ProcessEngine:
         """End all worker processes."""
         for seat in self._seats:
             seat.clear()
+
+
+def _next(ended: _Ended) -> tuple[_Seat, Outcome]:
+    """Return the next task that ended.
+
+    Python hears signals in its main thread. One that the system gave to another thread, as it does
+    while a process is started, would wait for as long as the main thread does.
+    """
+    while True:
+        with suppress(queue.Empty):
+            return ended.get(timeout=_LOOK)
 
 
 class _Seat:
@@ -144,10 +260,11 @@ class _Worker:
 
     def __init__(self, threads: int) -> None:
         self._process = subprocess.Popen(
-            python_command(_WORKER, heeds_signals=False),
+            python_command(_WORKER),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env={**os.environ, **thread_limits(threads)},
+            start_new_session=True,  # Ctrl-C is the parent's, which decides
         )
         assert self._process.stdin is not None
         assert self._process.stdout is not None
@@ -222,9 +339,13 @@ class _Worker:
         return f"its process was ended by {name}{why}"
 
     def end(self) -> None:
-        """End the process, which also ends a conversation with it, and wait until it is gone."""
+        """End the process, which also ends a conversation with it, and wait until it is gone.
+
+        Not for ever: an interrupt may come between a lock of `subprocess` and its release.
+        """
         self._process.kill()
-        self._process.wait()
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(_FAREWELL)
         if self._talking.acquire(timeout=_FAREWELL):
             for pipe in (self._to, self._from):
                 with suppress(OSError):  # what was not sent can't be

@@ -1,22 +1,5 @@
 """Match the hidden units of several clients, given as (units, features) matrices."""
 
-from fedmerge.matching.search import keep_apart, match_units
-from fedmerge.matching.values import (
-    GroupMatching,
-    Prior,
-    SearchOptions,
-    TooWide,
-    UnitFeatures,
-    prior_at_threshold,
-)
+import lazy_loader
 
-__all__ = [
-    "GroupMatching",
-    "Prior",
-    "SearchOptions",
-    "TooWide",
-    "UnitFeatures",
-    "keep_apart",
-    "match_units",
-    "prior_at_threshold",
-]
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -1,49 +1,8 @@
-"""The report: one HTML page about a merge, drawn from plain values."""
+"""The report: one HTML page about a merge, drawn from plain values.
 
-from fedmerge.report.drawing import check_drawing
-from fedmerge.report.page import render, render_frontier, render_plan
-from fedmerge.report.values import (
-    CellPicture,
-    Curve,
-    Edge,
-    Fact,
-    FeatureMaps,
-    FrontierPoint,
-    GroupView,
-    Match,
-    Missing,
-    PlanPicture,
-    Reference,
-    Report,
-    RoundsView,
-    Score,
-    Scores,
-    SourceView,
-    Stage,
-    UnitRow,
-)
+Most names are loaded when they are first used: a merge of files needs nothing that looks at models.
+"""
 
-__all__ = [
-    "CellPicture",
-    "Curve",
-    "Edge",
-    "Fact",
-    "FeatureMaps",
-    "FrontierPoint",
-    "GroupView",
-    "Match",
-    "Missing",
-    "PlanPicture",
-    "Reference",
-    "Report",
-    "RoundsView",
-    "Score",
-    "Scores",
-    "SourceView",
-    "Stage",
-    "UnitRow",
-    "check_drawing",
-    "render",
-    "render_frontier",
-    "render_plan",
-]
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -6,18 +6,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from fedmerge.report import words
-from fedmerge.report.drawing import (
-    BLUE,
-    FAINT,
-    GREEN,
-    INK,
-    ORANGE,
-    PINK,
-    SERIES,
-    one_axes,
-)
-from fedmerge.report.values import (
+from fedmerge.report import drawing
+from fedmerge.report.contents import (
     Curve,
     FrontierPoint,
     GroupView,
@@ -26,10 +16,12 @@ from fedmerge.report.values import (
     ScoreKind,
     Scores,
 )
+from fedmerge.report.drawing import BLUE, FAINT, GREEN, INK, ORANGE, PINK, SERIES, one_axes
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
 
 BAR = 0.27  # inches of a row of bars
 HEIGHT = 2.7  # inches of other charts
@@ -54,12 +46,12 @@ def draw_scores(scores: Scores) -> Figure:
     """Return bars of every model's number, the merge in its own colour."""
     rows = few_rows([row for row in scores.rows if row.value is not None])
     figure, axes = one_axes((0.75 if scores.reference is None else 1.05) + BAR * len(rows))
-    names = [words.printable(row.model, LONGEST_NAME) for row in rows]
+    names = [drawing.printable(row.model, LONGEST_NAME) for row in rows]
     values = [float(row.value or 0.0) for row in rows]
     bars = axes.barh(
         range(len(rows)), values, color=[COLOURS[row.kind] for row in rows], height=0.68
     )
-    labels = [words.number(value, is_share=scores.is_share) for value in values]
+    labels = [drawing.number(value, is_share=scores.is_share) for value in values]
     if scores.is_share:  # in a column of their own, so that no line crosses them
         for row, label in enumerate(labels):
             axes.text(SHARES_END, row, label, va="center", ha="right", color=INK)
@@ -98,7 +90,7 @@ def few_rows(rows: Sequence[Score]) -> list[Score]:
 def draw_sharing(groups: Sequence[GroupView], clients: int) -> Figure:
     """Return a bar per group: which share of its global units has how many owners."""
     figure, axes = one_axes(1.15 + BAR * len(groups))
-    ranges = words.owner_ranges(clients)
+    ranges = drawing.owner_ranges(clients)
     starts = [0.0] * len(groups)
     for number, (low, high) in enumerate(ranges):
         shares = [sum(group.owners[low - 1 : high]) / max(1, sum(group.owners)) for group in groups]
@@ -110,12 +102,12 @@ def draw_sharing(groups: Sequence[GroupView], clients: int) -> Figure:
             height=0.68,
             color=BLUE,
             alpha=shade,
-            label=words.owner_label(low, high),
+            label=drawing.owner_label(low, high),
         )
         starts = [a + b for a, b in zip(starts, shares, strict=True)]
     axes.set_yticks(
         range(len(groups)),
-        labels=[words.printable(group.name, LONGEST_NAME) for group in groups],
+        labels=[drawing.printable(group.name, LONGEST_NAME) for group in groups],
         color=INK,
     )
     axes.invert_yaxis()
@@ -192,7 +184,7 @@ def draw_curves(
             marker=MARKERS[number % len(MARKERS)],
             markersize=5,
             linestyle="-" if curve.is_own else "--",
-            label=words.printable(curve.name, LONGEST_NAME),
+            label=drawing.printable(curve.name, LONGEST_NAME),
         )
     axes.set_xlabel("MB exchanged, up and down" if by_bytes else "round")
     axes.set_ylabel(label)
@@ -218,7 +210,7 @@ def draw_widths(rounds: RoundsView) -> Figure:
             color=SERIES[number % len(SERIES)],
             marker=MARKERS[number % len(MARKERS)],
             markersize=5,
-            label=words.printable(name, LONGEST_NAME),
+            label=drawing.printable(name, LONGEST_NAME),
         )
     axes.set_xlabel("round")
     axes.set_ylabel("units")

@@ -13,10 +13,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedmerge.report import charts, words
-from fedmerge.report.drawing import as_file, check_drawing, inline, settings
-from fedmerge.report.plan_figure import draw_plan, plan_remarks, plan_title
-from fedmerge.report.values import (
+from fedmerge.report import charts, drawing
+from fedmerge.report.contents import (
     FrontierPoint,
     GroupView,
     PlanPicture,
@@ -25,13 +23,15 @@ from fedmerge.report.values import (
     Score,
     Scores,
 )
-from fedmerge.types.progress import Progress, silent
-from fedmerge.types.words import percent
+from fedmerge.report.drawing import as_file, check_drawing, inline, settings
+from fedmerge.report.plan_figure import draw_plan, plan_remarks, plan_title
+from fedmerge.values.wording import Progress, percent, silent
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from fedmerge.types.arrays import Array
+    from fedmerge.values.arrays import Array
+
 
 TEMPLATES = Path(__file__).parent / "templates"
 SHOWN_MATCHES = 3  # best and worst ones of a group
@@ -62,13 +62,13 @@ def render(report: Report, *, progress: Progress = silent) -> str:
         lstrip_blocks=True,
     )
     environment.filters |= {
-        "count": words.count,
+        "count": drawing.count,
         "percent": percent,
-        "printable": words.printable,
-        "unbroken": words.unbroken,
-        "widths": words.widths,
-        "number": words.number,
-        "listed": words.listed,
+        "printable": drawing.printable,
+        "unbroken": drawing.unbroken,
+        "widths": drawing.widths,
+        "number": drawing.number,
+        "listed": drawing.listed,
         "picture": _png,
         "few": _few_matches,
         "table_rows": table_rows,
@@ -88,8 +88,8 @@ def render(report: Report, *, progress: Progress = silent) -> str:
         script=_raw(script),
         script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
         ranges=[
-            (low, high, words.owner_label(low, high))
-            for low, high in words.owner_ranges(report.clients)
+            (low, high, drawing.owner_label(low, high))
+            for low, high in drawing.owner_ranges(report.clients)
         ],
     )
 
@@ -119,7 +119,7 @@ def _with_commands(text: str) -> Any:
     """Return a sentence as HTML, with what stands between backticks set as code."""
     from markupsafe import Markup, escape
 
-    parts = map(escape, words.printable(text).split("`"))
+    parts = map(escape, drawing.printable(text).split("`"))
     return Markup("").join(
         Markup("<code>{}</code>").format(part) if number % 2 else part
         for number, part in enumerate(parts)
@@ -157,7 +157,7 @@ def _score_charts(report: Report) -> Iterator[Chart]:
         known = [row for row in scores.rows if row.value is not None]
         left_out = len(known) - len(charts.few_rows(known))
         caption = scores.title
-        caption += f" (without {words.count(left_out)} clients in the middle)" if left_out else ""
+        caption += f" (without {drawing.count(left_out)} clients in the middle)" if left_out else ""
         yield _chart(f"scores-{number}", caption, charts.draw_scores, scores)
 
 
@@ -165,7 +165,7 @@ def _cost_charts(report: Report, progress: Progress) -> Iterator[tuple[GroupView
     for number, group in enumerate(report.groups):
         progress("drawing", number, len(report.groups))
         if group.similarities:
-            caption = f"Match costs of {words.printable(group.name)}{_below(group)}"
+            caption = f"Match costs of {drawing.printable(group.name)}{_below(group)}"
             yield group, _chart(f"costs-{number}", caption, charts.draw_costs, group)
 
 
@@ -174,7 +174,9 @@ def _below(group: GroupView) -> str:
     if group.threshold is None:
         return ""
     cheap = sum(cosine > group.threshold for cosine in group.similarities)
-    return f": {words.count(cheap)} of {words.count(len(group.similarities))} below the threshold"
+    return (
+        f": {drawing.count(cheap)} of {drawing.count(len(group.similarities))} below the threshold"
+    )
 
 
 def _round_charts(rounds: RoundsView) -> Iterator[Chart]:

@@ -6,13 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from fedmerge.report import words
+from fedmerge.report import drawing
+from fedmerge.report.contents import Edge, PlanPicture, Stage
 from fedmerge.report.drawing import BLUE, FAINT, GRID, INK, ORANGE, PAPER, WIDTH, new_figure
-from fedmerge.report.values import Edge, PlanPicture, Stage
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
 
 POINTS = 72  # units of the picture to an inch
 ROW, TOP = 38.0, 30.0
@@ -50,7 +51,7 @@ def draw_plan(picture: PlanPicture, *, is_alone: bool = False) -> Figure:
     axes.set_xlim(0, WIDTH * POINTS)
     axes.set_ylim(height, top)
     for line in title:
-        axes.text(BARS, top + LINE, words.printable(line, LONGEST_LINE), color=INK, weight="bold")
+        axes.text(BARS, top + LINE, drawing.printable(line, LONGEST_LINE), color=INK, weight="bold")
     for number, line in enumerate(remarks):
         axes.text(MARGIN, below + LINE * (number + 0.5), line, color=FAINT, size=SMALL)
     _draw_key(axes, picture)
@@ -112,16 +113,16 @@ def _draw_stage(axes: Axes, row: int, stage: Stage, most: int) -> None:
     y, scale = _middle(row), (RIGHT - NUMBERS - BARS) / most
     marker = "o" if not stage.why_fixed else "D"  # a diamond can't grow
     axes.plot([PATH], [y], marker=marker, markersize=7, color=PAPER, markeredgecolor=INK, zorder=3)
-    name = words.printable(stage.name, LONGEST_NAME)
+    name = drawing.printable(stage.name, LONGEST_NAME)
     axes.text(BARS, y - 8, name, va="center", color=INK)
     low, high = min(stage.client_widths), max(stage.client_widths)
     _bar(axes, y + 4, BARS, low * scale, FAINT)
     _bar(axes, y + 4, BARS + low * scale, (high - low) * scale, GRID)
-    text = words.widths(stage.client_widths)
+    text = drawing.widths(stage.client_widths)
     if stage.width is not None:
         _bar(axes, y + 11, BARS, stage.width * scale, BLUE)
         text += f" → {stage.width}"
-    axes.text(RIGHT, y + 7, words.printable(text, 17), va="center", ha="right", color=INK)
+    axes.text(RIGHT, y + 7, drawing.printable(text, 17), va="center", ha="right", color=INK)
 
 
 def _bar(axes: Axes, y: float, left: float, length: float, colour: str) -> None:

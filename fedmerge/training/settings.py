@@ -1,95 +1,125 @@
-"""How clients train: the options, the paper's defaults, and what they mean for each stage."""
+"""Devices, precision, and reproducible runs of local training."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
-from typing import Any, Literal, TypeAlias
+import hashlib
+import json
+import random
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+
+import numpy as np
+import torch
 
 from fedmerge.errors import UsageError
-from fedmerge.types.rules import Rule, number, whole
+from fedmerge.values.run_settings import (
+    Optimizer as Optimizer,
+)
+from fedmerge.values.run_settings import (
+    Stage as Stage,
+)
+from fedmerge.values.run_settings import (
+    TrainSettings as TrainSettings,
+)
+from fedmerge.values.run_settings import (
+    default_settings as default_settings,
+)
 
-Optimizer: TypeAlias = Literal["sgd", "adam"]
-Stage: TypeAlias = Literal["whole", "partial", "last"]
+
+def choose_devices(asked: str) -> tuple[str, ...]:
+    """Return the devices that `auto`, `cpu`, `cuda`, `mps` or a list like `cuda:0,cuda:1` mean.
+
+    `auto` and `cuda` mean every GPU there is.
+    """
+    there = available_devices()
+    if asked == "auto":
+        best = there[0].partition(":")[0]
+        return tuple(device for device in there if device.partition(":")[0] == best)
+    chosen: list[str] = []
+    for name in asked.split(","):
+        found = [d for d in there if name in (d, d.partition(":")[0])]
+        if not found:
+            raise UsageError(f"`device={name}` is not there", f"here are: {', '.join(there)}")
+        chosen += found
+    return tuple(dict.fromkeys(chosen))
+
+
+def available_devices() -> tuple[str, ...]:
+    """Return all devices of this machine, the fastest kind first."""
+    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    apple = ("mps",) if torch.backends.mps.is_available() else ()
+    return (*(f"cuda:{number}" for number in range(gpus)), *apple, "cpu")
 
 
 @dataclass(frozen=True)
-class TrainSettings:
-    """One client's training; the defaults are those of the paper's appendix for images.
+class Precision:
+    """The numbers that products are computed in; weights stay in float32."""
 
-    The paper names no batch size, and 20 epochs as the best of FedAvg and FedProx; FedMA gains
-    from more.
+    device_type: str
+    dtype: torch.dtype | None  # None: as they are
+
+    def __call__(self) -> AbstractContextManager[object]:
+        """Return the context in which the model is called."""
+        if self.dtype is None:
+            return nullcontext()
+        return torch.autocast(self.device_type, self.dtype)
+
+    @property
+    def is_scaled(self) -> bool:
+        """Whether small gradients would vanish in these numbers."""
+        return self.dtype == torch.float16
+
+    def scaler(self) -> torch.amp.GradScaler:
+        """Return what keeps small gradients from vanishing; it does nothing where none would."""
+        return torch.amp.GradScaler(self.device_type, enabled=self.is_scaled)
+
+
+def choose_precision(device: str, *, mixed: bool) -> Precision:
+    """Return mixed precision where it is wanted and the device gains from it, else full."""
+    kind = device.partition(":")[0]
+    if not mixed or kind != "cuda":
+        return Precision(kind, None)
+    return Precision(kind, torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float16)
+
+
+@contextmanager
+def seeded(seed: int, device: str = "cpu") -> Iterator[None]:
+    """Seed torch, numpy and Python for a while, and put their states back.
+
+    Models draw from any of the three: dropout, augmentation, the initialisation itself.
     """
-
-    optimizer: Optimizer = "sgd"
-    learning_rate: float = 0.01
-    momentum: float = 0.9  # of SGD
-    weight_decay: float = 1e-4
-    epochs: int = 20
-    batch_size: int = 32
-    proximal: float = 0.0  # FedProx's mu: adds mu/2 ‖w - w_start‖² to the loss
-    clip_norm: float | None = None  # the largest norm of a batch's gradient
-    seed: int = 0
-    mixed_precision: bool = False  # where the device has it
-    partial_weight_decay: float = 0.0  # while some layers are frozen and more than the last train
-    last_rate_factor: float = 0.1  # the rest: where only the last layer trains
-    last_epochs_factor: int = 3
-    last_weight_decay: float = 1e-4
-
-    def __post_init__(self) -> None:
-        for name, (is_valid, expected) in _RULES.items():
-            value = getattr(self, name)
-            if not is_valid(value):
-                option = "--" + name.replace("_", "-")
-                raise UsageError(f"{option} is {value!r}, expected {expected}")
-
-    def at(self, stage: Stage) -> TrainSettings:
-        """Return the settings with rate, epochs and weight decay of a stage.
-
-        `whole`: nothing is frozen; `partial`: matched layers are; `last`: all but the last are.
-        """
-        return replace(self, **_STAGES[stage](self))
+    python, old = random.getstate(), np.random.get_state()  # noqa: NPY002 (not ours: the user's)
+    kind, _, index = device.partition(":")
+    with torch.random.fork_rng([int(index or 0)] if kind == "cuda" else []):
+        torch.manual_seed(seed)
+        random.seed(seed)
+        np.random.seed(seed % 2**32)  # noqa: NPY002
+        try:
+            yield
+        finally:
+            random.setstate(python)
+            np.random.set_state(old)  # noqa: NPY002
 
 
-def default_settings(task: str) -> TrainSettings:
-    """Return the paper's settings of a task, those of images for the user's own."""
-    return TrainSettings(**_PAPER_CHANGES.get(task, {}))
+@contextmanager
+def limited_threads(count: int) -> Iterator[None]:
+    """Let torch use so many threads for a while: sums depend on how they are cut into parts."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
-_PAPER_CHANGES: Mapping[str, Mapping[str, Any]] = {  # by task
-    "language-model": {"learning_rate": 0.8, "last_rate_factor": 1.0},  # a constant rate
-}
-_STAGES: Mapping[Stage, Callable[[TrainSettings], Mapping[str, Any]]] = {
-    "whole": lambda settings: {},
-    "partial": lambda settings: {"weight_decay": settings.partial_weight_decay},
-    "last": lambda settings: {
-        "learning_rate": settings.learning_rate * settings.last_rate_factor,
-        "epochs": settings.epochs * settings.last_epochs_factor,
-        "weight_decay": settings.last_weight_decay,
-    },
-}
+def derived_seed(seed: int, *path: str | int) -> int:
+    """Return a seed of its own for each path, such as a client's name and a round.
 
-
-LARGEST = 1e30  # of any number here: float32 holds it
-
-
-def _positive(value: Any) -> bool:
-    return number(0, LARGEST)(value) and value > 0
-
-
-_RULES: Mapping[str, Rule] = {
-    "optimizer": (lambda name: name in ("sgd", "adam"), "sgd or adam"),
-    "learning_rate": (_positive, f"a positive number up to {LARGEST:g}"),
-    "momentum": (lambda m: number(0, 1)(m) and m < 1, "a number from 0 to below 1"),
-    "weight_decay": (number(0, LARGEST), "a number from 0"),
-    "epochs": (whole(1), "a whole number from 1"),
-    "batch_size": (whole(1), "a whole number from 1"),
-    "proximal": (number(0, LARGEST), "a number from 0"),
-    "clip_norm": (lambda norm: norm is None or _positive(norm), "a positive number"),
-    "seed": (whole(0), "a whole number from 0"),
-    "mixed_precision": (lambda value: type(value) is bool, "true or false"),
-    "partial_weight_decay": (number(0, LARGEST), "a number from 0"),
-    "last_rate_factor": (_positive, "a positive number"),
-    "last_epochs_factor": (whole(1), "a whole number from 1"),
-    "last_weight_decay": (number(0, LARGEST), "a number from 0"),
-}
+    >>> derived_seed(0, "client-1", 2) == derived_seed(0, "client-1", 2)
+    True
+    >>> derived_seed(0, "client-1", 2) == derived_seed(0, "client-1", 3)
+    False
+    """
+    text = json.dumps([seed, *path]).encode()
+    return int.from_bytes(hashlib.sha256(text).digest()[:4], "little")

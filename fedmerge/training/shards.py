@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,17 +14,17 @@ import torch
 
 from fedmerge.checkpoint import Rows, in_memory
 from fedmerge.errors import TrainingCodeError, TrainingError, UsageError
-from fedmerge.references import find_object, is_reference
-from fedmerge.training.containers import as_array, open_columns
-from fedmerge.training.preparation import Preparation
-from fedmerge.types.arrays import Array, IntArray
-from fedmerge.types.words import listed
-from fedmerge.user_code import user_code
+from fedmerge.training.objects import Data, arrays_of, is_named
+from fedmerge.training.samples import Preparation, as_array, open_columns
+from fedmerge.user_code import find_object, is_reference, user_code
+from fedmerge.values.arrays import Array, IntArray
+from fedmerge.values.wording import listed
 
 Keys: TypeAlias = Sequence[tuple[str, str]]  # names of samples and targets, the first found wins
 
 SHARD_KEYS: Keys = (("x", "y"),)
 TRAINING_KEYS: Keys = (("x", "y"), ("x_train", "y_train"))  # of a data set to be partitioned
+EVALUATION = "evaluation"  # what the evaluation data's owner is called
 EVALUATION_KEYS: Keys = (("x", "y"), ("x_test", "y_test"))
 
 MOST_PAIRS = 8  # of clients and shards that a note names
@@ -62,6 +63,14 @@ class Shard:
         """All targets (n, …) as int64 or float32."""
         return self.y.astype(_TARGETS[self.y.dtype.kind], copy=False)
 
+    def sha256(self) -> str:
+        """Return the SHA-256 of all samples and targets."""
+        content = hashlib.sha256()
+        for array in (self.x[:], self.y):
+            content.update(f"{array.dtype.str}{array.shape}".encode())
+            content.update(np.ascontiguousarray(array).tobytes())
+        return content.hexdigest()
+
     def extreme_rows(self) -> IntArray:
         """Return the first two rows and those of the smallest and the largest target."""
         flat = self.y.reshape(len(self), -1)
@@ -76,6 +85,27 @@ class Shard:
         y = self.y[rows].astype(_TARGETS[self.y.dtype.kind], copy=False)
         # Copied into torch's memory: products of unaligned arrays may differ in their last bits.
         return torch.tensor(x).to(device), torch.tensor(y).to(device)
+
+
+def shard_of(
+    data: Data,
+    argument: str,
+    *,
+    client: str = "",
+    keys: Keys = SHARD_KEYS,
+    preparation: Preparation | None = None,
+) -> Shard:
+    """Return the shard of a file, a function by reference, or an object of the user's."""
+    if isinstance(data, Shard):
+        return data
+    if is_named(data):
+        return read_shard(data, client=client, keys=keys, preparation=preparation)
+    arrays = arrays_of(data, argument)
+    if "y" not in arrays:
+        raise UsageError(f"`{argument}` has samples but no targets, expected both (x, y)")
+    return Shard(
+        client or argument, arrays["x"], arrays["y"], preparation or Preparation(), argument
+    )
 
 
 def read_shard(

@@ -11,9 +11,8 @@ import torch
 from torch.nn import functional
 
 from fedmerge.errors import TrainingCodeError, TrainingError, UsageError
-from fedmerge.references import find_object
-from fedmerge.types.arrays import Array, IntArray
-from fedmerge.user_code import remember, user_code
+from fedmerge.user_code import find_object, remember, user_code
+from fedmerge.values.arrays import Array, IntArray
 
 PADDING = -100  # a target that is not predicted, as in torch
 
@@ -80,7 +79,7 @@ def find_task(name: str) -> LearningTask:
         return TASKS[name]
     if ":" not in name:
         raise UsageError(
-            f"--task is '{name}', expected {', '.join(TASKS)} or your own as module:object"
+            f"`task` is '{name}', expected {', '.join(TASKS)} or your own as module:object"
         )
     found: Any = find_object(name, what="task")
     with user_code(f"'{name}' is no task", error=TrainingCodeError):
@@ -120,7 +119,7 @@ def logits_of(outputs: Any) -> torch.Tensor:
     if not isinstance(found, torch.Tensor):
         raise TrainingError(
             f"the model returns {type(outputs).__name__}, expected logits",
-            "write a task of your own for such outputs: --task file.py:object",
+            "write a task of your own for such outputs: `task=file.py:object`",
         )
     return found
 
@@ -163,7 +162,7 @@ def _no_classes(found: str) -> TrainingError:
     return TrainingError(
         f"y holds {found}, expected class numbers",
         "store class numbers as integers; for other targets give a task of your own: "
-        "--task file.py:object",
+        "`task=file.py:object`",
     )
 
 

@@ -73,35 +73,52 @@ def _file(folder: Path, header: Any, data: bytes = _NUMBERS) -> str:
     return "inspect a.safetensors"
 
 
-FILLINGS: dict[str, bytes] = {
-    "spaces": b'{"a":1' + b" " * HUGE + b"}",
-    "text": b'{"__metadata__":{"a":"' + b"b" * HUGE + b'"}}',
-    "wide text": b'{"__metadata__":{"a":"' + "😀".encode() + b"b" * HUGE + b'"}}',
-    "escaped text": b'{"__metadata__":{"a":"' + b"\\u00e9" * (HUGE // 6) + b'"}}',
-    "small numbers": b'{"a":[' + b"1," * (HUGE // 2) + b"1]}",
-    "numbers": b'{"a":[' + b"257," * (HUGE // 4) + b"1]}",
-    "fractions": b'{"a":[' + b"0.5," * (HUGE // 4) + b"1]}",
-    "flags": b'{"a":[' + b"true," * (HUGE // 5) + b"1]}",
-    "lists": b'{"a":[' + b"[]," * (HUGE // 3) + b"1]}",
-    "objects": b'{"a":[' + b'{"a":1},' * (HUGE // 8) + b"1]}",
-    "empty objects": b'{"a":[' + b"{}," * (HUGE // 3) + b"1]}",
-    "texts": b'{"a":[' + b'"ab",' * (HUGE // 5) + b"1]}",
-    "equal names": b'{"a":{' + b'"a":1,' * (HUGE // 6) + b'"a":1}}',
-    "quotes": b'{"a":"' + b'\\"' * (HUGE // 2) + b'"}',
+# What stands before, what is repeated to fill a hundred megabytes, and what stands behind it.
+FILLINGS: dict[str, tuple[bytes, bytes, bytes]] = {
+    "spaces": (b'{"a":1', b" ", b"}"),
+    "text": (b'{"__metadata__":{"a":"', b"b", b'"}}'),
+    "wide text": (b'{"__metadata__":{"a":"' + "😀".encode(), b"b", b'"}}'),
+    "escaped text": (b'{"__metadata__":{"a":"', b"\\u00e9", b'"}}'),
+    "small numbers": (b'{"a":[', b"1,", b"1]}"),
+    "numbers": (b'{"a":[', b"257,", b"1]}"),
+    "fractions": (b'{"a":[', b"0.5,", b"1]}"),
+    "flags": (b'{"a":[', b"true,", b"1]}"),
+    "lists": (b'{"a":[', b"[],", b"1]}"),
+    "objects": (b'{"a":[', b'{"a":1},', b"1]}"),
+    "empty objects": (b'{"a":[', b"{},", b"1]}"),
+    "texts": (b'{"a":[', b'"ab",', b"1]}"),
+    "equal names": (b'{"a":{', b'"a":1,', b'"a":1}}'),
+    "quotes": (b'{"a":"', b'\\"', b'"}'),
 }
 for _name, _filling in FILLINGS.items():
-    add(f"a hundred megabytes of {_name}", lambda f, h=_filling: _file(f, h), 1)
+    add(
+        f"a hundred megabytes of {_name}",
+        lambda f, h=_filling: _filled(f, *h),
+        1,
+    )
 
-FEW: dict[str, bytes] = {
-    "objects of one entry": b'{"a":[' + b'{"a":1},' * 990_000 + b"1]}",
-    "objects in each other": b'{"a":[' + b'{"a":{"b":{}}},' * 390_000 + b"1]}",
-    "numbers": b'{"a":[' + b"257," * 5_900_000 + b"1]}",
-    "lists of numbers": b'{"a":[' + b"[257]," * 1_900_000 + b"1]}",
-    "texts": b'{"a":[' + b'"ab",' * 1_990_000 + b"1]}",
-    "names": b'{"a":{' + b",".join(b'"%d":[]' % k for k in range(950_000)) + b"}}",
+FEW: dict[str, tuple[bytes, bytes, bytes, int]] = {
+    "objects of one entry": (b'{"a":[', b'{"a":1},', b"1]}", 990_000),
+    "objects in each other": (b'{"a":[', b'{"a":{"b":{}}},', b"1]}", 390_000),
+    "numbers": (b'{"a":[', b"257,", b"1]}", 5_900_000),
+    "lists of numbers": (b'{"a":[', b"[257],", b"1]}", 1_900_000),
+    "texts": (b'{"a":[', b'"ab",', b"1]}", 1_990_000),
 }
-for _name, _filling in FEW.items():
-    add(f"as many {_name} as are allowed", lambda f, h=_filling: _file(f, h), 1)
+for _name, _few in FEW.items():
+    add(f"as many {_name} as are allowed", lambda f, h=_few: _filled(f, *h), 1)
+
+
+def _filled(
+    folder: Path, before: bytes, repeated: bytes, behind: bytes, count: int | None = None
+) -> str:
+    times = HUGE // len(repeated) if count is None else count
+    return _file(folder, before + repeated * times + behind)
+
+
+@attack(1)
+def as_many_names_as_are_allowed(folder: Path) -> str:
+    """Give a header of very many names."""
+    return _file(folder, b'{"a":{' + b",".join(b'"%d":[]' % k for k in range(950_000)) + b"}}")
 
 
 @attack(1)
@@ -126,38 +143,38 @@ def as_many_tensors_as_are_allowed(folder: Path) -> str:
 
 @attack(1)
 def more_tensors_than_are_allowed(folder: Path) -> str:
-    """Give two hundred thousand small tensors."""
-    return _tensors(folder, [f"l{k}.weight" for k in range(200_000)])
+    """Give sixty thousand small tensors."""
+    return _tensors(folder, [f"l{k}.weight" for k in range(60_000)])
 
 
 @attack(0, 1, 3)
 def tensors_of_many_layers(folder: Path) -> str:
     """Give weights and biases whose widths fit together, in an order that says nothing."""
     return _tensors(
-        folder, sorted(f"layers.{k}.{leaf}" for k in range(24_000) for leaf in ("weight", "bias"))
+        folder, sorted(f"layers.{k}.{leaf}" for k in range(6_000) for leaf in ("weight", "bias"))
     )
 
 
 @attack(0, 1, 3)
 def tensors_named_by_numbers(folder: Path) -> str:
     """Give names of many parts and digits."""
-    return _tensors(folder, [".".join(str(k)) + ".9" * 50 + ".weight" for k in range(20_000)])
+    return _tensors(folder, [".".join(str(k)) + ".9" * 50 + ".weight" for k in range(6_000)])
 
 
 @attack(0, 1, 3)
 def tensors_that_could_be_averages(folder: Path) -> str:
-    """Give copies by moving averages that could belong to any of forty thousand parts."""
-    return _tensors(folder, ["ema.w", "ema.b", *(f"part{k}.w" for k in range(40_000))])
+    """Give copies by moving averages that could belong to any of ten thousand parts."""
+    return _tensors(folder, ["ema.w", "ema.b", *(f"part{k}.w" for k in range(10_000))])
 
 
 @attack(0, 1, 3)
 def tensors_with_dots_at_all_places(folder: Path) -> str:
     """Give names that are the same without their dots."""
     dotted = [
-        "".join("a." if k >> bit & 1 else "a" for bit in range(15)) + "a" for k in range(1 << 15)
+        "".join("a." if k >> bit & 1 else "a" for bit in range(13)) + "a" for k in range(1 << 13)
     ]
     return _tensors(
-        folder, [*(f"ema.{n}" for n in dotted[:16_000]), *(f"p.{n}" for n in dotted[16_000:])]
+        folder, [*(f"ema.{n}" for n in dotted[:4_000]), *(f"p.{n}" for n in dotted[4_000:])]
     )
 
 

@@ -28,6 +28,7 @@ def assert_kept(found: dict[str, Counts], total: int) -> None:
     assert not broken, "\n".join(broken)
 
 
+@pytest.mark.slow
 def test_damaged_checkpoints_keep_all_promises(seeds: list[Seed], tmp_path: Path) -> None:
     chosen = [seed for seed in seeds if seed.is_checkpoint]
     found = fuzz(chosen, FILES, seed=1, keep=tmp_path / "broken", folder=tmp_path)
@@ -43,6 +44,7 @@ def test_other_damaged_files_keep_all_promises(seeds: list[Seed], tmp_path: Path
     assert all(own.refused for own in found.values())
 
 
+@pytest.mark.slow
 def test_damaged_files_keep_all_promises_as_processes(seeds: list[Seed], tmp_path: Path) -> None:
     assert_kept(fuzz_processes(seeds, PROCESSES, seed=1, keep=tmp_path / "broken"), PROCESSES)
 

@@ -11,23 +11,22 @@ import pytest
 from tests.pages import DOCS, Block, Ran, agree, blocks, corrected, differences, run_page
 
 ROOT = DOCS.parent
-QUICK = (
+CHECKED = (
     "README.md",
     "docs/tutorial.md",
     "docs/reference/api.md",
-    "docs/how-to/without-code.md",
-    "docs/how-to/ci.md",
     "docs/how-to/new-op.md",
-    "docs/how-to/growth-budget.md",
 )  # `make docs-check` runs the others: they train for minutes, or name what rounding decides
 
 
-@pytest.mark.parametrize("page", QUICK)
+@pytest.mark.slow
+@pytest.mark.parametrize("page", CHECKED)
 def test_every_block_of_a_page_runs_and_prints_what_the_page_shows(page: str) -> None:
     command = [sys.executable, "-m", "tests.pages", str(ROOT / page)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout == f"{ROOT / page}: 0 blocks differ\n"
+    if done.stdout != f"{ROOT / page}: 0 blocks differ\n":  # an assertion would print it all twice
+        pytest.fail(done.stdout or done.stderr, pytrace=False)
+    assert done.returncode == 0
 
 
 def page_of(*parts: str) -> str:
@@ -62,6 +61,15 @@ def test_blocks_run_in_order_in_one_folder(tmp_path: Path) -> None:
 )
 def test_a_block_that_prints_anything_else_differs(text: str, tmp_path: Path) -> None:
     assert len(differences(run_page(text, tmp_path))) == 1
+
+
+def test_of_a_block_that_differs_only_the_lines_that_do_are_told() -> None:
+    shown = "read 2 files\nwidth 64\naccuracy 94.9 %\ndone in 3.2 s\n"
+    found = "read 2 files\nwidth 99\naccuracy 94.8 %\na warning\ndone in 4 s\n"
+    (told,) = differences(
+        [Ran(Block("console", "fedmerge match \\\n  a.pt\n", shown, (0, 0)), found)]
+    )
+    assert told == "fedmerge match \\ …\n- width 64\n+ width 99\n+ a warning"
 
 
 def test_the_same_pages_without_the_mistake_do_not_differ(tmp_path: Path) -> None:

@@ -86,6 +86,7 @@ def repository(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow  # six processes
 def test_a_good_merge_passes_every_step_and_leaves_what_is_kept(repository: Path) -> None:
     steps = (CHECK, MERGE, VERIFY, MEASURE, REFUSE, REPORT)
     assert run_steps(repository) == dict.fromkeys(steps, 0)
@@ -94,6 +95,7 @@ def test_a_good_merge_passes_every_step_and_leaves_what_is_kept(repository: Path
     assert all((repository / name).stat().st_size for name in kept)
 
 
+@pytest.mark.slow
 def test_a_merge_that_is_worse_than_the_best_client_is_refused(repository: Path) -> None:
     save_client(repository, 1, (0.5, 0.5, 0))
     save_client(repository, 2, (0, 0.5, 0.5))

@@ -12,9 +12,8 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from fedmerge.graph.model import plan_model
-from fedmerge.graph.model.verify import permuted
-from fedmerge.types.plans import Plan
+from fedmerge.architecture.from_code import permuted, plan_model
+from fedmerge.values import Plan
 from tests.end_to_end.helpers import TIGHT, Cli, load, process
 from tests.end_to_end.malice import Payload
 from tests.unit.checkpoint.archives import changed, in_json, save_exported, save_scripted
@@ -87,6 +86,7 @@ def programs(tmp_path: Path) -> tuple[nn.Module, list[Path]]:
     ]
 
 
+@pytest.mark.slow
 def test_permuted_programs_merge_back_to_the_function_by_their_own_graph(
     cli: Cli, programs: tuple[nn.Module, list[Path]], tmp_path: Path
 ) -> None:
@@ -114,6 +114,7 @@ def test_names_alone_would_not_have_told_the_skip(
     cli.refused("match", *plain, "-o", tmp_path / "g.pt", code=3, says=["--model"])
 
 
+@pytest.mark.slow
 def test_programs_of_other_widths_merge_by_the_first_ones_graph(cli: Cli, tmp_path: Path) -> None:
     files = []
     for width in (6, 8):
@@ -189,6 +190,7 @@ def test_hostile_archives_exit_with_4(cli: Cli, tmp_path: Path) -> None:
     assert not (tmp_path / "mark").exists()
 
 
+@pytest.mark.slow
 def test_a_process_merges_programs(programs: tuple[nn.Module, list[Path]], tmp_path: Path) -> None:
     model, files = programs
     done = process("match", *files[:2], "-o", "g.pt", "--max-growth", "1", "--json", cwd=tmp_path)

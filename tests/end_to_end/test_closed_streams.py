@@ -13,7 +13,10 @@ import pytest
 from tests.end_to_end.helpers import PATIENCE, Cli, Outcome, error_lines
 from tests.end_to_end.retraining import make_scene
 
-pytestmark = pytest.mark.skipif(not Path("/dev/full").exists(), reason="no such devices there")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not Path("/dev/full").exists(), reason="no such devices there"),
+]
 
 CLOSED = ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"]
 

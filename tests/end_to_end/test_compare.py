@@ -29,16 +29,19 @@ def test_all_models_stand_in_one_table(cli: Cli, tmp_path: Path) -> None:
         *("compare", tmp_path / "c?.pt", "--global", tmp_path / "global.pt", *MODEL),
         *("--data", data),
     )
-    title, columns, *rows = outcome.out.splitlines()
+    title, columns, *rows, pull, gain = outcome.out.splitlines()
     assert title == f"classification on {data}, 597 samples"
-    assert columns.split() == ["model", "loss", "accuracy", "parameters", "growth"]
+    assert pull.startswith("pull: 0 is as far from the ensemble as the nearest client")
+    assert gain.startswith("gain: 0 is as good as the best client")
+    assert columns.split() == ["model", "loss", "accuracy", "pull", "gain", "parameters", "growth"]
     names = [row.strip().split("  ")[0] for row in rows]
     assert names[:4] == ["c1", "c2", "c3", "mean of the clients"]
     assert names[4].startswith("best client (c")
     assert names[5:] == ["element-wise average", "ensemble", "one-shot match", "global"]
     mean = torch.stack([digits.logits(digits.client(k)) for k in (1, 2, 3)]).mean(0)
     loss, accuracy = digits.quality(mean)
-    expected = ["ensemble", f"{loss:.4f}", f"{100 * accuracy:.1f}", "%", "3,630", "3.00"]
+    expected = ["ensemble", f"{loss:.4f}", f"{100 * accuracy:.1f}", "%", "1.00", "1.00"]
+    expected += ["3,630", "3.00"]
     assert rows[6].split() == expected
     assert rows[7].split()[2:] == rows[8].split()[1:]
 

@@ -28,7 +28,7 @@ def asked(tmp_path: Path) -> list[object]:
 def test_a_distilled_merge_says_which_start_won_and_is_made_again_from_its_record(
     cli: Cli, asked: list[object], tmp_path: Path
 ) -> None:
-    steps = ("--distill", "--distill-steps", 150, "--max-growth", 1)
+    steps = ("--distill", "--set", "distill_steps=150", "--max-growth", 1)
     said = cli.done(*asked, *steps, "-o", tmp_path / "a.pt").out
     assert ": distilled from " in said
     record = tmp_path / "a.pt.json"
@@ -46,7 +46,7 @@ def test_more_steps_give_another_model_and_none_the_plain_one(
     cli: Cli, asked: list[object], tmp_path: Path
 ) -> None:
     states = []
-    for number, more in enumerate([(), ("--distill", "--distill-steps", 0), ("--distill",)]):
+    for number, more in enumerate([(), ("--distill", "--set", "distill_steps=0"), ("--distill",)]):
         output = tmp_path / f"{number}.pt"
         cli.done(*asked, *more, "--max-growth", 1, "-o", output)
         states.append(torch.load(output))
@@ -79,11 +79,11 @@ def test_the_frontier_is_given_as_json_and_drawn(
     cli: Cli, asked: list[object], tmp_path: Path
 ) -> None:
     plot = tmp_path / "sizes.svg"
-    more = ("--frontier-plot", plot, "-o", tmp_path / "g.pt", "--json")
+    more = ("--set", f"frontier_plot={plot}", "-o", tmp_path / "g.pt", "--json")
     value = cli.done(*asked, *more).json
     points = value["frontier"]["points"]
     assert [point["budget"] for point in points] == [1.0, 1.25, 1.5, 2.0, 3.0, None]
-    assert points[-1]["agreement"] == {"decisions": 1.0, "explained": 1.0}
+    assert points[-1]["agreement"] == {"decisions": 1.0, "explained": 1.0, "distance": 0.0}
     [asked_for] = [point for point in points if point["budget"] == 1.5]
     assert asked_for["parameters"] == value["parameters"]
     assert asked_for["agreement"] == value["quality"]["agreement"]
@@ -103,11 +103,11 @@ def test_without_the_option_no_frontier_is_given(
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        (["--distill-steps", "5"], "--distill-steps is for --distill"),
-        (["--distill", "--distill-steps", "-1"], "--distill-steps is -1"),
-        (["--frontier-plot", "sizes.pdf"], "expected a name that ends in .svg or .png"),
-        (["--frontier-plot", "nowhere/sizes.svg"], "its folder does not exist"),
-        (["--frontier", "--preset", "paper"], "--frontier: the clients are not run"),
+        (["--set", "distill_steps=5"], "--set distill_steps is for --distill"),
+        (["--distill", "--set", "distill_steps=-1"], "--set distill_steps is -1"),
+        (["--set", "frontier_plot=sizes.pdf"], "expected a name that ends in .svg or .png"),
+        (["--set", "frontier_plot=nowhere/sizes.svg"], "its folder does not exist"),
+        (["--frontier", "--set", "preset=paper"], "--frontier: the clients are not run"),
     ],
 )
 def test_what_makes_no_sense_is_refused_before_any_work(
@@ -130,7 +130,7 @@ def test_an_existing_picture_is_kept_unless_forced(
 ) -> None:
     plot = tmp_path / "sizes.svg"
     plot.write_text("mine")
-    more = (*asked, "--frontier-plot", plot, "-o", tmp_path / "g.pt")
+    more = (*asked, "--set", f"frontier_plot={plot}", "-o", tmp_path / "g.pt")
     cli.refused(*more, code=2, says=["exists already", "--force"])
     assert plot.read_text() == "mine"
     cli.done(*more, "--force")

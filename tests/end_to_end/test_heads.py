@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 
 import fedmerge
+from fedmerge.architecture import resize_module
 from fedmerge.checkpoint import open_checkpoint
-from fedmerge.cli.boundary import run
-from fedmerge.graph.resize import resize_module
+from fedmerge.cli import run
 from tests.end_to_end.helpers import record_of
 from tests.end_to_end.test_model_code import arguments, generic, outputs
 from tests.model_zoo import ZOO
@@ -78,7 +78,7 @@ def test_heads_are_found_though_the_units_of_each_have_an_order_of_their_own(
     assert torch.allclose(outputs(turned, ZOO[VIT]), expected, atol=1e-9)
     files = saved(tmp_path, one=net, two=turned)
     target = tmp_path / "global.pt"
-    by_weights = ["--probe", "none"]
+    by_weights = ["--set", "probe=none"]
     assert run(["match", *files, *arguments(VIT), *by_weights, "-o", str(target), "-q"]) == 0
     found = record_of(target)["assignments"]
     for block in range(2):

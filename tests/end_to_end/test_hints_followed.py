@@ -46,7 +46,7 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     [
         ("match two-nets.pt two-nets.pt -o out.pt", "--key gen"),
         ("match square.pt square.pt -o out.pt", "--assume-chain"),
-        ("match plain.pt renamed.pt -o out.pt", "--match-by-order"),
+        ("match plain.pt renamed.pt -o out.pt", "--set match_by_order=true"),
         ("match arguments.pt arguments.pt -o out.pt", "--allow-global argparse.Namespace"),
         ("match plain.pt plain.pt -o exists.pt", "--force"),
     ],

@@ -43,8 +43,16 @@ def installed(folder: Path, *arguments: object) -> subprocess.CompletedProcess[s
     )
 
 
-@pytest.mark.parametrize("engine", ["local", "processes", pytest.param("ray", marks=needs_ray)])
-@pytest.mark.parametrize("model", ["net.py:build", "net:build"])
+@pytest.mark.parametrize(
+    ("model", "engine"),
+    [
+        ("net.py:build", "local"),
+        pytest.param("net.py:build", "processes", marks=pytest.mark.slow),
+        pytest.param("net:build", "local", marks=pytest.mark.slow),
+        ("net:build", "processes"),
+        pytest.param("net:build", "ray", marks=[needs_ray, pytest.mark.slow]),
+    ],
+)
 def test_a_run_imports_what_its_model_needs_and_nothing_else(
     model: str, engine: str, scene: Scene
 ) -> None:

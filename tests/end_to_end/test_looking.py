@@ -244,8 +244,8 @@ def test_weights_chooses_the_trained_or_the_averaged_copy(
     assert all(torch.equal(chosen["raw"][name], raw[name]) for name in raw)
     assert all(torch.equal(chosen["ema"][name], ema[name]) for name in ema)
     command = ("match", tmp_path / "both.pt", tmp_path / "ema.pt", "-o", tmp_path / "global.pt")
-    cli.refused(*command, code=1, says=["ema", "--weights"])
-    cli.done(*command, "--weights", "ema")
+    cli.refused(*command, code=1, says=["ema", "--set weights=ema"])
+    cli.done(*command, "--set", "weights=ema")
     merged = load(tmp_path / "global.pt")
     assert all(torch.allclose(merged[name], ema[name], rtol=0, atol=1e-12) for name in ema)
     cli.done("verify", tmp_path / "global.pt", tmp_path / "both.pt", tmp_path / "ema.pt")
@@ -263,7 +263,7 @@ def test_weights_chooses_the_trained_or_the_averaged_copy(
         ("--max-growth", "2.5", "--match-threshold", "0.8"),
         APART,
         ("--method", "average"),
-        ("--preset", "paper"),
+        ("--set", "preset=paper"),
         ("--keep", "*.bias"),
     ],
     ids=" ".join,

@@ -14,17 +14,16 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from fedmerge.architecture import resize_module, solve_widths
+from fedmerge.architecture.from_code import permuted, plan_model
 from fedmerge.checkpoint import open_checkpoint
-from fedmerge.cli.boundary import run
-from fedmerge.graph import solve_widths
-from fedmerge.graph.model import plan_model
-from fedmerge.graph.model.verify import permuted
-from fedmerge.graph.resize import resize_module
+from fedmerge.cli import run
 from tests.model_zoo import ZOO, Model
 
 # The command line describes one input; models that also take a state are tested by their plans.
 NAMES = [name for name, model in ZOO.items() if len(model.shapes) == 1]
 TIGHT = 1e-9
+QUICK = ("mlp", "resnet B", "gpt", "lstm from zeros")  # one of each kind
 
 pytestmark = pytest.mark.filterwarnings("ignore:LSTM with projections:UserWarning")
 
@@ -45,7 +44,7 @@ def build(name: str) -> nn.Module:
 def arguments(name: str) -> list[str]:
     """Return the options that describe a model of the zoo."""
     shape = ",".join(map(str, ZOO[name].shapes[0]))
-    dtype = ["--input-dtype", "long"] if ZOO[name].tokens else []
+    dtype = ["--set", "input_dtype=long"] if ZOO[name].tokens else []
     factory = ["--model", f"{__name__}:build", "--model-arg", f"name={name}"]
     return [*factory, "--input-shape", shape, *dtype]
 
@@ -86,7 +85,10 @@ def copies(module: nn.Module, model: Model, folder: Path, count: int) -> list[st
     return files
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=[] if name in QUICK else [pytest.mark.slow]) for name in NAMES],
+)
 def test_permuted_copies_merge_back_to_the_function(name: str, tmp_path: Path) -> None:
     model = ZOO[name]
     module = generic(model, seed=1)
@@ -114,6 +116,7 @@ def test_averaging_permuted_copies_element_by_element_is_another_function(tmp_pa
     assert not torch.allclose(outputs(merged, model), outputs(module, model), atol=1e-2)
 
 
+@pytest.mark.slow
 def test_independent_residual_nets_kept_apart_are_their_ensemble(tmp_path: Path) -> None:
     model = ZOO["resnet B"]
     modules = [generic(model, seed) for seed in range(2)]
@@ -131,6 +134,7 @@ def test_independent_residual_nets_kept_apart_are_their_ensemble(tmp_path: Path)
     assert torch.allclose(outputs(merged, model), mean, rtol=0, atol=TIGHT)
 
 
+@pytest.mark.slow
 def test_an_exported_program_agrees_with_the_merged_model(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -188,6 +192,7 @@ def test_a_model_of_one_batch_size_is_exported_for_that_one(
 
 
 @pytest.mark.parametrize("name", ["resnet B", "lstm, 2 layers", "vit"])
+@pytest.mark.slow
 def test_an_exported_program_or_torchscript_carries_its_own_graph(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -224,10 +229,10 @@ def test_a_carried_state_is_paired_by_state(
     torch.save(namespace["Carried"]().state_dict(), tmp_path / "a.pt")
     client = str(tmp_path / "a.pt")
     assert run(["plan", client, *code]) == 0
-    assert "--state" in capsys.readouterr().err  # nothing is free: the state is an output
-    assert run(["plan", client, *code, "--state", "1:1"]) == 0
+    assert "--set state" in capsys.readouterr().err  # nothing is free: the state is an output
+    assert run(["plan", client, *code, "--set", "state=1:1"]) == 0
     assert "1 group\n" in capsys.readouterr().out
-    explicit = ["--input-shape", "2,4,5", "--input-shape", "1,2,6", "--state", "1:1"]
+    explicit = ["--input-shape", "2,4,5", "--input-shape", "1,2,6", "--set", "state=1:1"]
     assert run(["plan", client, *code, *explicit]) == 0
     assert "1 group\n" in capsys.readouterr().out
 
@@ -255,7 +260,7 @@ class Carried(nn.Module):
         ("--model-arg", "name", 2, "NAME=VALUE"),
         ("--input-shape", "3,x", 2, "--input-shape"),
         ("--input-shape", "2,99", 3, ""),
-        ("--state", "1", 2, "ARGUMENT:OUTPUT"),
+        ("--set", "state=1", 2, "ARGUMENT:OUTPUT"),
     ],
 )
 def test_what_can_not_be_built_or_run_is_refused(

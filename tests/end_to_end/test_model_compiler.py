@@ -46,7 +46,7 @@ BRANCHING = """
 import sys
 import torch
 from torch import nn
-from fedmerge.graph.model import plan_model
+from fedmerge.architecture.from_code import plan_model
 
 class Net(nn.Module):
     def __init__(self):

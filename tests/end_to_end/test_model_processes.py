@@ -14,11 +14,12 @@ import torch
 from torch import Tensor, nn
 
 import fedmerge
-from fedmerge.cli.boundary import run
-from fedmerge.graph import solve_widths
-from fedmerge.graph.model import plan_model
-from fedmerge.graph.model.verify import permuted
+from fedmerge.architecture import solve_widths
+from fedmerge.architecture.from_code import permuted, plan_model
+from fedmerge.cli import run
 from tests.end_to_end.helpers import PATIENCE, process
+
+pytestmark = pytest.mark.slow
 
 CLOSE = 1e-5  # float32, relative to outputs of about 1
 CODE = """

@@ -85,14 +85,14 @@ def clients(scene: Path, *names: str) -> list[Path]:
 @pytest.mark.parametrize("name", ["Net", "Renamed"])
 def test_a_merge_with_code_keeps_the_clients_names(name: str, scene: Path, cli: Cli) -> None:
     merged = scene / "g.pt"
-    cli.done("match", *clients(scene), *model(scene, name), "-o", merged, "--probe-count", 20)
+    cli.done("match", *clients(scene), *model(scene, name), "-o", merged, "--set", "probe_count=20")
     state = torch.load(merged, weights_only=True)
     assert set(state) == set(state_of(0)) - {COUNTER}
     cli.done("verify", merged, *clients(scene), *model(scene, name))
 
 
 def test_files_without_counters_merge_as_those_with(scene: Path, cli: Cli) -> None:
-    options = (*model(scene), "--probe-count", 20)
+    options = (*model(scene), "--set", "probe_count=20")
     cli.done("match", *clients(scene), *options, "-o", scene / "old.pt")
     cli.done("match", *clients(scene, "new-a", "new-b"), *options, "-o", scene / "new.pt")
     old, new = (torch.load(scene / f"{n}.pt", weights_only=True) for n in ("old", "new"))

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import fedmerge
-from fedmerge.types.arrays import Float64Array
+from fedmerge.values import Float64Array
 from tests.clients import clients_of, permuted
 from tests.end_to_end.helpers import (
     APART,
@@ -46,7 +46,7 @@ def test_the_element_wise_average_is_the_mean_of_each_element(
 def test_client_weights_weigh_the_element_wise_average(
     nets: list[Path], tmp_path: Path, cli: Cli
 ) -> None:
-    options = ("--method", "average", "--client-weight", "a=2", "--client-weight", "c=0.5")
+    options = ("--method", "average", "--set", "client_weight=a=2", "--set", "client_weight=c=0.5")
     cli.done("match", *nets, "-o", tmp_path / "global.pt", *options)
     merged, states = load(tmp_path / "global.pt"), [load(path) for path in nets]
     for name, tensor in merged.items():
@@ -58,7 +58,7 @@ def test_client_weights_weigh_the_element_wise_average(
 def test_client_weights_weigh_the_ensemble(tmp_path: Path, cli: Cli) -> None:
     entry = ZOO["lenet"]
     states = independent("lenet", 2)
-    options = (*APART, "--client-weight", "a=3")
+    options = (*APART, "--set", "client_weight=a=3")
     cli.done("match", *save_all(states, tmp_path), "-o", tmp_path / "global.pt", *options)
     model = fedmerge.load_model(lambda: entry.build().double(), tmp_path / "global.pt")
     assert distance(entry, model, mean_outputs(entry, states, [3, 1])) < TIGHT
@@ -69,7 +69,7 @@ def test_client_weights_do_not_enter_the_matching(
     nets: list[Path], tmp_path: Path, cli: Cli
 ) -> None:
     cli.done("match", *nets, "-o", tmp_path / "one.pt")
-    cli.done("match", *nets, "-o", tmp_path / "two.pt", "--client-weight", "b=9")
+    cli.done("match", *nets, "-o", tmp_path / "two.pt", "--set", "client_weight=b=9")
     one, two = record_of(tmp_path / "one.pt"), record_of(tmp_path / "two.pt")
     assert one["assignments"] == two["assignments"]
     assert one["tensors"] != two["tensors"]
@@ -100,7 +100,7 @@ def test_class_counts_average_the_last_layer_by_class(
     (tmp_path / "counts.json").write_text(json.dumps(COUNTS))
     cli.done(
         *("match", *nets, "-o", tmp_path / "global.pt", "--method", "average"),
-        *("--class-counts", tmp_path / "counts.json", "--client-weight", f"a={weights[0]}"),
+        *("--class-counts", tmp_path / "counts.json", "--set", f"client_weight=a={weights[0]}"),
     )
     merged, states = load(tmp_path / "global.pt"), [load(path) for path in nets]
     p = shares(weights)
@@ -168,9 +168,9 @@ def test_flatten_says_how_many_positions_a_channel_has(tmp_path: Path, cli: Cli)
         "3.weight": state["3.weight"].view(3, 5, 12)[:, order].reshape(3, 60),
     }
     command = ("match", *save_all([state, other], tmp_path), "-o", tmp_path / "global.pt")
-    cli.refused(*command, code=3, says=["12 positions", "--flatten"])
-    cli.refused(*command, "--flatten", "10", code=3, says=["--flatten 10"])
-    cli.done(*command, "--flatten", "12")
+    cli.refused(*command, code=3, says=["12 positions", "--set flatten"])
+    cli.refused(*command, "--set", "flatten=10", code=3, says=["--set flatten=10"])
+    cli.done(*command, "--set", "flatten=12")
     merged = load(tmp_path / "global.pt")
     assert all(close(merged[name], state[name]) for name in state)
     assert not close(other["3.weight"], state["3.weight"])
@@ -207,7 +207,7 @@ def test_the_papers_preset_gives_the_posterior_mean_of_equal_clients(
     copies = [state, *(permuted(state, seed)[0] for seed in range(1, count))]
     files = save_all(copies, tmp_path)
     summary = cli.done(
-        "match", *files, "-o", tmp_path / "global.pt", "--preset", "paper", "--json"
+        "match", *files, "-o", tmp_path / "global.pt", "--set", "preset=paper", "--json"
     ).json
     assert [group["width"] for group in summary["groups"]] == [5, 6, 9]
     merged = load(tmp_path / "global.pt")
@@ -226,7 +226,14 @@ def test_the_papers_preset_merges_equal_lstms_back_to_the_function(
     entry = ZOO["char-lstm"]
     model, states = clients_of(entry, 3)
     cli.done(
-        *("match", *save_all(states, tmp_path), "-o", tmp_path / "global.pt", "--preset", "paper")
+        *(
+            "match",
+            *save_all(states, tmp_path),
+            "-o",
+            tmp_path / "global.pt",
+            "--set",
+            "preset=paper",
+        )
     )
     merged = fedmerge.load_model(lambda: entry.build().double(), tmp_path / "global.pt")
     assert distance(entry, merged, run(model, entry.inputs())) < TIGHT
@@ -239,7 +246,7 @@ def test_the_papers_preset_divides_recurrent_weights_by_all_clients(
     """With a huge γ every unit is new and has one owner, its W_hh still Σ/J."""
     states = independent("lstm", 2)
     files = save_all(states, tmp_path)
-    options = ("--preset", "paper", "--gamma", "1e9")
+    options = ("--set", "preset=paper", "--set", "gamma=1e9")
     cli.done("match", *files, "-o", tmp_path / "global.pt", *options)
     merged, record = load(tmp_path / "global.pt"), record_of(tmp_path / "global.pt")
     width = record["groups"][0]["width"]
@@ -278,7 +285,7 @@ def test_every_solver_finds_the_same_assignment(
     solver: str, nets: list[Path], tmp_path: Path, cli: Cli
 ) -> None:
     cli.done("match", *nets, "-o", tmp_path / "auto.pt")
-    cli.done("match", *nets, "-o", tmp_path / "other.pt", "--solver", solver)
+    cli.done("match", *nets, "-o", tmp_path / "other.pt", "--set", f"solver={solver}")
     assert (tmp_path / "auto.pt").read_bytes() == (tmp_path / "other.pt").read_bytes()
 
 
@@ -288,7 +295,7 @@ def test_every_solver_finds_the_same_assignment(
 def test_repeated_stems_are_told_apart_by_numbers(tmp_path: Path, cli: Cli) -> None:
     states = independent("mlp", 3)
     files = [save(state, tmp_path / f"{k}" / "x.pt") for k, state in enumerate(states)]
-    options = ("--method", "average", "--client-weight", "x-2=2")
+    options = ("--method", "average", "--set", "client_weight=x-2=2")
     summary = cli.done("match", *files, "-o", tmp_path / "global.pt", *options, "--json").json
     assert summary["clients"] == ["x", "x-2", "x-3"]
     first, second, third = (state["0.bias"] for state in states)

@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from fedmerge.cli.plan import pinned_lines
-from fedmerge.types.layouts import Concat, Pinned, Product, Units
-from fedmerge.types.plans import Group, Plan, TensorPlan
+from fedmerge.cli import pinned_lines
+from fedmerge.values import Concat, Group, Pinned, Plan, Product, TensorPlan, Units
 from tests.end_to_end.helpers import Cli
 
 LAYERS = 12
@@ -47,7 +46,7 @@ def test_a_terminal_gets_a_table_that_fits_and_v_gives_all_axes(
     client: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
-    monkeypatch.setattr("fedmerge.cli.terminal.Terminal.is_drawn", True)
+    monkeypatch.setattr("fedmerge.cli.output.Terminal.is_drawn", True)
     short = cli.done(*words(client)).out
     table = [line for line in short.splitlines() if line.startswith(("│", "┃"))]
     assert len(table) == LAYERS  # a header, and one line for every group
@@ -60,7 +59,7 @@ def test_json_is_the_same_whatever_is_shown(
     client: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     piped = cli.done(*words(client), "--json").json
-    monkeypatch.setattr("fedmerge.cli.terminal.Terminal.is_drawn", True)
+    monkeypatch.setattr("fedmerge.cli.output.Terminal.is_drawn", True)
     drawn = cli.done(*words(client), "--json", "-v").json
     assert json.dumps(piped) == json.dumps(drawn)
     assert len(piped["tensors"]) == LAYERS

@@ -10,12 +10,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedmerge.types.words import percent
+from fedmerge.values import percent
 from tests import digits
 from tests.end_to_end.helpers import Cli, Outcome, load, record_of, save
 
 MODEL = ("--model", digits.MODEL, "--input-shape", "2,1,8,8")
-FEW = ("--probe", "noise", "--probe-count", "60")
+FEW = ("--set", "probe=noise", "--set", "probe_count=60")
 
 
 @pytest.fixture
@@ -71,22 +71,22 @@ def test_without_the_models_code_the_quality_is_unknown(
 @pytest.mark.parametrize(
     ("given", "recorded"),
     [
-        (("--signature", "weights"), {"signature": "weights"}),
-        (("--signature", "activations"), {"signature": "activations"}),
-        (("--signature", "both"), {"signature": "both"}),
-        (("--merge-units", "mean"), {"merge_units": "mean"}),
-        (("--merge-units", "fit"), {"merge_units": "fit"}),
-        (("--correct", "norm"), {"correct": "norm", "batch_norm": "mean"}),
-        (("--correct", "moments"), {"correct": "moments"}),
+        (("--set", "merge_units=mean"), {"merge_units": "mean"}),
+        (("--set", "merge_units=fit"), {"merge_units": "fit"}),
+        (("--set", "lead=c2"), {"lead": "c2"}),
         (
-            ("--batch-norm", "reestimate", "--correct", "none"),
-            {"batch_norm": "reestimate", "correct": "none"},
+            ("--set", "lead=none", "--set", "merge_units=mean"),
+            {"lead": "none", "merge_units": "mean"},
         ),
-        (("--lead", "c2"), {"lead": "c2"}),
-        (("--lead", "none", "--merge-units", "mean"), {"lead": "none", "merge_units": "mean"}),
-        (("--drop-outliers",), {"drop_outliers": True}),
-        (("--max-params", "1500"), {"max_params": None}),
-        (("--probe-mean", "0.3", "--probe-std", "0.4"), {}),
+        (
+            (
+                "--set",
+                "drop_outliers=true",
+            ),
+            {"drop_outliers": True},
+        ),
+        (("--set", "max_params=1500"), {"max_params": None}),
+        (("--set", "probe_mean=0.3", "--set", "probe_std=0.4"), {}),
     ],
 )
 def test_every_option_is_obeyed_and_recorded(
@@ -107,9 +107,9 @@ def test_every_option_is_obeyed_and_recorded(
     if "lead" in recorded:
         label = "equal clients" if recorded["lead"] == "none" else f"{recorded['lead']} leads"
         assert all(name.startswith(label) for name in candidates)
-    if "--max-params" in given:
+    if "max_params=" in str(given):
         assert 1210 <= found["parameters"] <= 1500
-    if "--probe-mean" in given:
+    if "probe_mean=" in str(given):
         assert (record["probes"]["mean"], record["probes"]["std"]) == ([0.3], [0.4])
     assert cli.done("verify", output, *clients, "--json").json["ok"]
 
@@ -117,35 +117,40 @@ def test_every_option_is_obeyed_and_recorded(
 @pytest.mark.parametrize(
     ("given", "says"),
     [
-        (("--probe", "pixels"), "--probe is 'pixels', expected noise, synthetic or none"),
-        (("--probe", "noise", "--probe-data", "x.npz"), "exclude each other"),
-        (("--probe-count", "3"), "--probe-count is 3, expected 10 to 100,000"),
-        (("--probe-std", "0"), "--probe-std has to be above 0"),
-        (("--probe-mean", "nan"), "--probe-mean and --probe-std have to be finite"),
-        (("--probe-std", "inf"), "--probe-mean and --probe-std have to be finite"),
-        (("--probe-data", "x.npz", "--probe-std", "2"), "are for noise, not for --probe-data"),
-        (("--probe-mean", "a"), "--probe-mean is 'a', expected numbers"),
-        (("--probe-mean", "1,2,3"), "--probe-mean has 3 numbers"),
-        (("--probe", "none", "--probe-count", "50"), "--probe none takes no other options"),
-        (("--probe", "none", "--merge-units", "fit"), "--merge-units: the clients are not run"),
-        (("--method", "average", "--drop-outliers"), "--drop-outliers: the clients are not run"),
-        (("--preset", "paper", *FEW), "the clients are not run"),
-        (("--normalize", "0.5,0.5"), "are for --probe-data"),
-        (("--probe", "none", "--correct", "moments"), "--correct: the clients are not run"),
-        (("--preset", "paper", "--correct", "moments"), "--correct: the clients are not run"),
+        (("--set", "probe=pixels"), "--set probe is 'pixels', expected noise, synthetic or none"),
+        (("--set", "probe=noise", "--probe-data", "x.npz"), "exclude each other"),
+        (("--set", "probe_count=3"), "--set probe_count is 3, expected 10 to 100,000"),
+        (("--set", "probe_std=0"), "--set probe_std has to be above 0"),
+        (("--set", "probe_mean=nan"), "--set probe_mean and --set probe_std have to be finite"),
+        (("--set", "probe_std=inf"), "--set probe_mean and --set probe_std have to be finite"),
+        (("--probe-data", "x.npz", "--set", "probe_std=2"), "are for noise, not for --probe-data"),
+        (("--set", "probe_mean=a"), "--set probe_mean is 'a', expected numbers"),
+        (("--set", "probe_mean=1,2,3"), "--set probe_mean has 3 numbers"),
         (
-            ("--method", "average", "--batch-norm", "reestimate"),
-            "--batch-norm: the clients are not",
+            ("--set", "probe=none", "--set", "probe_count=50"),
+            "--set probe=none takes no other options",
         ),
-        (("--method", "ensemble", "--correct", "norm"), "there is nothing to --correct"),
-        (("--correct", "scale"), "--correct is 'scale', expected none or norm or moments"),
-        (("--batch-norm", "sum"), "--batch-norm is 'sum', expected mean or reestimate"),
-        (("--preset", "paper", "--lead", "c2"), "--lead c2 and --preset paper exclude each other"),
-        (("--signature", "looks"), "--signature is 'looks'"),
-        (("--merge-units", "sum"), "--merge-units is 'sum'"),
-        (("--lead", "d"), "--lead names 'd', which is no client"),
-        (("--max-params", "10"), "--max-params is 10, but a net as wide as the widest client"),
-        (("--max-params", "2000", "--max-growth", "2"), "exclude each other"),
+        (
+            ("--set", "probe=none", "--set", "merge_units=fit"),
+            "--set merge_units: the clients are not run",
+        ),
+        (
+            ("--method", "average", "--set", "drop_outliers=true"),
+            "--set drop_outliers=true: the clients are not run",
+        ),
+        (("--set", "preset=paper", *FEW), "the clients are not run"),
+        (("--set", "normalize=0.5,0.5"), "are for --probe-data"),
+        (
+            ("--set", "preset=paper", "--set", "lead=c2"),
+            "--set lead=c2 and --set preset=paper exclude each other",
+        ),
+        (("--set", "merge_units=sum"), "--set merge_units is 'sum'"),
+        (("--set", "lead=d"), "--set lead names 'd', which is no client"),
+        (
+            ("--set", "max_params=10"),
+            "--set max_params is 10, but a net as wide as the widest client",
+        ),
+        (("--set", "max_params=2000", "--max-growth", "2"), "exclude each other"),
         (("--method", "ensemble", "--max-growth", "2"), "--method ensemble merges nothing"),
     ],
 )
@@ -161,20 +166,18 @@ def test_misuse_is_refused(
     "given",
     [
         FEW,
-        ("--probe-count", "50"),
-        ("--probe-mean", "0.5"),
-        ("--probe-std", "2"),
+        ("--set", "probe_count=50"),
+        ("--set", "probe_mean=0.5"),
+        ("--set", "probe_std=2"),
         ("--probe-data", "x.npz"),
-        ("--merge-units", "fit"),
-        ("--signature", "both"),
-        ("--correct", "moments"),
-        ("--batch-norm", "reestimate"),
+        ("--set", "merge_units=fit"),
     ],
 )
 def test_probes_need_a_model_that_can_be_run(
     given: tuple[str, ...], cli: Cli, clients: list[Path], tmp_path: Path
 ) -> None:
-    says = [f"{given[0]}: the clients have to be run for it", "--model, or a .pt2 file"]
+    name = " ".join(given[:2]).partition("=")[0] if given[0] == "--set" else given[0]
+    says = [f"{name}: the clients have to be run for it", "--model, or a .pt2 file"]
     cli.refused("match", *clients, *given, "-o", tmp_path / "out.pt", code=2, says=says)
 
 
@@ -183,7 +186,7 @@ def test_no_probes_is_the_merge_of_weights_alone(
 ) -> None:
     one, two = tmp_path / "one.pt", tmp_path / "two.pt"
     cli.done("match", *clients, "-o", one)
-    found = cli.done("match", *clients, *MODEL, "--probe", "none", "-o", two, "--json").json
+    found = cli.done("match", *clients, *MODEL, "--set", "probe=none", "-o", two, "--json").json
     assert found["quality"] is None
     assert all(torch.equal(tensor, load(two)[name]) for name, tensor in load(one).items())
 
@@ -193,10 +196,10 @@ def test_real_inputs_are_bytes_normalised_as_in_training(
 ) -> None:
     data, output = real_inputs(tmp_path), tmp_path / "out.pt"
     arguments = ["match", *clients, *MODEL, "--probe-data", data, "-o", output, "--force", "--json"]
-    found = cli.done(*arguments, "--normalize", "0,1").json["quality"]
+    found = cli.done(*arguments, "--set", "normalize=0,1").json["quality"]
     assert found["probes"] == "data"
     assert found["samples"] == 20
-    other = cli.done(*arguments, "--normalize", "0.5,0.1").json["quality"]
+    other = cli.done(*arguments, "--set", "normalize=0.5,0.1").json["quality"]
     assert found["clients"] != other["clients"]
     assert record_of(output)["probes"]["data"] == "inputs.npz"
 
@@ -229,11 +232,11 @@ def test_the_same_command_gives_the_same_bytes(
     for number in range(2):
         output = tmp_path / f"{number}" / f"out{suffix}"
         output.parent.mkdir()
-        cli.done("match", *clients, *MODEL, "--probe-count", "40", "-o", output)
+        cli.done("match", *clients, *MODEL, "--set", "probe_count=40", "-o", output)
         written.append({path.name: path.read_bytes() for path in output.parent.iterdir()})
     assert written[0] == written[1]
     output = tmp_path / f"other{suffix}"
-    cli.done("match", *clients, *MODEL, "--probe-count", "40", "--seed", "1", "-o", output)
+    cli.done("match", *clients, *MODEL, "--set", "probe_count=40", "--seed", "1", "-o", output)
     assert output.read_bytes() != written[0][f"out{suffix}"]
 
 
@@ -243,11 +246,11 @@ def test_a_client_that_is_odd_is_reported_and_left_out_if_asked_to(
     data, output = real_inputs(tmp_path), tmp_path / "out.pt"
     spoilt = {name: 1e25 * tensor for name, tensor in digits.client(4).items()}
     odd = save(spoilt, tmp_path / "odd.pt")
-    given = ["match", *clients, odd, *MODEL, "--probe-data", data, "--normalize", "0,1"]
+    given = ["match", *clients, odd, *MODEL, "--probe-data", data, "--set", "normalize=0,1"]
     outcome = cli.done(*given, "-o", output, "--json")
     assert outcome.json["quality"]["outliers"] == ["odd"]
     assert "client odd answers unlike the others" in outcome.err
-    rest = cli.done(*given, "--drop-outliers", "-o", output, "--force", "--json")
+    rest = cli.done(*given, "--set", "drop_outliers=true", "-o", output, "--force", "--json")
     assert rest.json["quality"]["outliers"] == []
     assert rest.json["quality"]["dropped"] == ["odd"]
     assert rest.json["clients"] == ["c1", "c2", "c3"]
@@ -255,7 +258,7 @@ def test_a_client_that_is_odd_is_reported_and_left_out_if_asked_to(
     record = record_of(output)
     assert record["quality"]["dropped"] == ["odd"]
     assert [source["name"] for source in record["sources"]] == ["c1", "c2", "c3"]
-    told = cli.done(*given, "--drop-outliers", "-o", output, "--force").out
+    told = cli.done(*given, "--set", "drop_outliers=true", "-o", output, "--force").out
     *_, command = told.splitlines()
     assert shlex.split(command)[:2] == ["fedmerge", "verify"]
     assert cli.done(*shlex.split(command)[1:], "--json").json["ok"]
@@ -265,13 +268,13 @@ def test_a_client_that_is_odd_is_reported_and_left_out_if_asked_to(
 def test_a_merge_that_is_predicted_worse_than_a_client_is_warned_of(
     cli: Cli, clients: list[Path], tmp_path: Path
 ) -> None:
-    units = ("--max-growth", "1", "--merge-units", "mean", "--lead", "c2")
-    weak = (*units, "--client-weight", "c1=30")  # c1's last layer on c2's units
+    units = ("--max-growth", "1", "--set", "merge_units=mean", "--set", "lead=c2")
+    weak = (*units, "--set", "client_weight=c1=30")  # c1's last layer on c2's units
     outcome = cli.done("match", *clients, *MODEL, *FEW, *weak, "-o", tmp_path / "a.pt", "--json")
     found = outcome.json["quality"]
     assert found["agreement"]["decisions"] < 0.9 < found["clients"]["c1"]["decisions"]
     assert "the merge is predicted to be worse than client c1" in outcome.err
-    apart = ("--match-threshold", "1", "--max-growth", "none", "--lead", "none")
+    apart = ("--match-threshold", "1", "--max-growth", "none", "--set", "lead=none")
     good = cli.done("match", *clients, *MODEL, *FEW, *apart, "-o", tmp_path / "b.pt", "--json")
     assert good.json["quality"]["agreement"]["decisions"] == 1
     assert "predicted to be worse" not in good.err
@@ -281,8 +284,8 @@ def test_verify_says_which_tensors_it_can_not_recompute(
     cli: Cli, clients: list[Path], tmp_path: Path
 ) -> None:
     fitted, mean = tmp_path / "fitted.pt", tmp_path / "mean.pt"
-    cli.done("match", *clients, *MODEL, *FEW, "--merge-units", "fit", "-o", fitted)
-    cli.done("match", *clients, *MODEL, *FEW, "--merge-units", "mean", "-o", mean)
+    cli.done("match", *clients, *MODEL, *FEW, "--set", "merge_units=fit", "-o", fitted)
+    cli.done("match", *clients, *MODEL, *FEW, "--set", "merge_units=mean", "-o", mean)
     text = cli.done("verify", fitted, *clients).out
     assert "recomputed from its 3 clients: equal" not in text  # all of its tensors are fitted
     assert "not recomputed: 4 tensors that depend on the probes" in text
@@ -293,30 +296,6 @@ def test_verify_says_which_tensors_it_can_not_recompute(
     state["1.weight"][0, 0] += 1
     torch.save(state, fitted)
     assert cli("verify", fitted, *clients).code == 1  # what was fitted is hashed all the same
-
-
-@pytest.mark.parametrize("method", ["fedma", "average"])
-def test_norms_follow_from_files_alone_and_are_recomputed(
-    method: str, cli: Cli, clients: list[Path], tmp_path: Path
-) -> None:
-    plain, normed = tmp_path / "plain.pt", tmp_path / "normed.pt"
-    given = ["match", *clients, "--method", method]
-    cli.done(*given, "-o", plain)
-    cli.done(*given, "--correct", "norm", "-o", normed)
-    assert record_of(plain)["options"]["correct"] == "none"
-    assert record_of(normed)["options"]["correct"] == "norm"
-    before, after = load(plain), load(normed)
-    lengths = [state["1.weight"].norm(dim=1) for state in (before, after)]
-    assert (lengths[1] >= lengths[0] - 1e-6).all()
-    assert lengths[1].mean() > 1.01 * lengths[0].mean()
-    assert torch.equal(before["3.weight"], after["3.weight"])  # outputs are no hidden units
-    assert "recomputed from its 3 clients: equal" in cli.done("verify", normed, *clients).out
-    again = tmp_path / "again.pt"
-    cli.done("match", "--config", f"{normed}.json", "-o", again)
-    assert all(torch.equal(load(again)[name], after[name]) for name in after)
-    after["1.weight"][0, 0] += 1
-    torch.save(after, normed)
-    assert cli("verify", normed, *clients).code == 1
 
 
 def test_an_ensemble_is_every_client_side_by_side(
@@ -364,7 +343,7 @@ def test_a_program_runs_the_others_even_if_its_own_client_is_left_out(
     program = torch.export.export(spoilt, (torch.rand(4, 1, 8, 8),), dynamic_shapes=({0: batch},))
     torch.export.save(program, tmp_path / "odd.pt2")
     given = ["match", tmp_path / "odd.pt2", *clients, *FEW, "-o", tmp_path / "out.pt"]
-    found = cli.done(*given, "--drop-outliers", "--json").json
+    found = cli.done(*given, "--set", "drop_outliers=true", "--json").json
     assert found["quality"]["dropped"] == ["odd"]
     assert found["clients"] == ["c1", "c2", "c3"]
     assert cli.done("verify", tmp_path / "out.pt", *clients, "--json").json["ok"]
@@ -373,7 +352,7 @@ def test_a_program_runs_the_others_even_if_its_own_client_is_left_out(
 def test_a_scripted_model_is_run_and_fitted(cli: Cli, clients: list[Path], tmp_path: Path) -> None:
     with pytest.warns(DeprecationWarning, match="jit"):
         torch.jit.save(torch.jit.script(loaded(digits.client(1))), tmp_path / "model.ts")
-    units = ("--merge-units", "fit", "--max-growth", "1", *FEW)
+    units = ("--set", "merge_units=fit", "--max-growth", "1", *FEW)
     given = ("--model", tmp_path / "model.ts", "--input-shape", "2,1,8,8", *units)
     output = tmp_path / "out.pt"
     cli.done("match", *clients, *given, "-o", output)

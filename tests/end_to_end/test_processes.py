@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -17,7 +18,7 @@ import torch
 from tests.end_to_end.helpers import PATIENCE, Cli, error_lines, process, save_all
 
 ROOT = Path(__file__).parents[2]
-OPTIONS = ("--max-growth", "1", "--threads", "1")
+OPTIONS = ("--max-growth", "1", "--set", "threads=1")
 
 
 @pytest.fixture
@@ -56,6 +57,7 @@ def _kill_while_writing(command: list[str], folder: Path, delay: float) -> int:
 @pytest.mark.parametrize(
     ("suffix", "delays"), [(".pt", (0.0, 0.004, 0.015)), (".safetensors", (0.002, 0.01))]
 )
+@pytest.mark.slow
 def test_a_killed_merge_leaves_the_old_file_or_the_new_one(
     suffix: str, delays: tuple[float, ...], large: list[Path], tmp_path: Path, cli: Cli
 ) -> None:
@@ -85,6 +87,7 @@ def test_a_killed_merge_leaves_the_old_file_or_the_new_one(
 
 @pytest.mark.skipif(sys.platform == "win32", reason="other signals there")
 @pytest.mark.parametrize(("suffix", "delay"), [(".pt", 0.0), (".pt", 0.003), (".safetensors", 0.0)])
+@pytest.mark.slow
 def test_an_interrupted_process_exits_130_and_cleans_up(
     suffix: str, delay: float, large: list[Path], tmp_path: Path
 ) -> None:
@@ -134,7 +137,7 @@ def test_a_full_disk_is_one_clear_line_and_leaves_nothing(
 
 _LOADED = """
 import sys
-from fedmerge.cli.boundary import run
+from fedmerge.cli import run
 code = run(sys.argv[1:])
 heavy = {"torch", "numpy", "scipy", "safetensors", "yaml"} & set(sys.modules)
 print(code, sorted(heavy), file=sys.stderr)
@@ -159,7 +162,7 @@ def test_help_and_version_load_no_heavy_library(arguments: list[str]) -> None:
 
 _WATCHED = """
 import sys
-from fedmerge.cli.boundary import run
+from fedmerge.cli import run
 code = run(sys.argv[1:])
 print(code, sorted(name for name in sys.modules if name.startswith("fedmerge.")), file=sys.stderr)
 """
@@ -181,9 +184,14 @@ def test_files_alone_are_merged_without_what_runs_models(tmp_path: Path) -> None
     )
     last = done.stderr.splitlines()[-1]
     assert last.startswith("0 [")
-    assert "fedmerge.matching.search" in last
-    for part in ("fedmerge.probing", "fedmerge.training", "fedmerge.graph.model"):
+    assert "fedmerge.matching.sweeps" in last
+    for part in (
+        "fedmerge.probes.probe_inputs",
+        "fedmerge.training",
+        "fedmerge.architecture.from_code",
+    ):
         assert part not in last
+    assert set(re.findall(r"'fedmerge\.probes\.(\w+)'", last)) <= {"options"}
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="no times of children there")

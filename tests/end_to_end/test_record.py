@@ -72,8 +72,8 @@ def test_the_record_holds_no_folders_output_names_or_times(
     counts.write_text(json.dumps({"a": [1, 2, 3, 4], "b": [4, 3, 2, 1], "c": [1, 1, 1, 1]}))
     cli.done("plan", *nets, "-o", plan)
     cli.done(
-        *("match", *nets, nets[0], "-o", output, "--threads", "1", "-v", "--device", "cpu"),
-        *("--plan", plan, "--client-weight", "a=2"),
+        *("match", *nets, nets[0], "-o", output, "--set", "threads=1", "-v", "--device", "cpu"),
+        *("--plan", plan, "--set", "client_weight=a=2"),
     )
     text = json.dumps(record_of(output))
     assert '"a.pt"' in text
@@ -91,14 +91,15 @@ def test_reruns_give_the_same_bytes_under_any_name_and_folder(
     elsewhere = tmp_path / "else" / "where"
     shutil.copytree(nets[0].parent, elsewhere)
     first, second = tmp_path / f"global{suffix}", elsewhere / f"a-rather-longer-name{suffix}"
-    cli.done("match", *nets, "-o", first, "--threads", "1")
+    cli.done("match", *nets, "-o", first, "--set", "threads=1")
     cli.done("match", *(elsewhere / path.name for path in nets), "-o", second, "-q")
     assert written_bytes(first) == written_bytes(second)
 
 
 @SUFFIXES
 @pytest.mark.parametrize(
-    "options", [("--seed", "1"), ("--gamma", "0.9"), ("--max-growth", "2"), ("--dtype", "float32")]
+    "options",
+    [("--seed", "1"), ("--set", "gamma=0.9"), ("--max-growth", "2"), ("--dtype", "float32")],
 )
 def test_another_option_gives_another_record(
     suffix: str, options: tuple[str, str], nets: list[Path], tmp_path: Path, cli: Cli
@@ -120,8 +121,8 @@ def test_inputs_are_never_touched(suffix: str, nets: list[Path], tmp_path: Path,
 
 
 OPTIONS = (
-    *("--seed", "5", "--gamma", "0.8", "--max-growth", "1.8", "--client-weight", "b=2.5"),
-    *("--keep", "fc2.*", "--dtype", "float32", "--solver", "scipy", "--sweeps", "4"),
+    *("--seed", "5", "--set", "gamma=0.8", "--max-growth", "1.8", "--set", "client_weight=b=2.5"),
+    *("--keep", "fc2.*", "--dtype", "float32", "--set", "solver=scipy", "--set", "sweeps=4"),
 )
 
 
@@ -131,8 +132,8 @@ OPTIONS = (
     [
         OPTIONS,
         (),
-        ("--preset", "paper"),
-        ("--sigma", "0.2", "--sigma0", "0.1"),
+        ("--set", "preset=paper"),
+        ("--set", "sigma=0.2", "--set", "sigma0=0.1"),
         ("--match-threshold", "1", "--max-growth", "none"),
         ("--method", "average"),
     ],
@@ -173,7 +174,7 @@ def test_a_record_of_a_merge_with_code_has_the_threshold_that_was_used(
 ) -> None:
     """Within a size budget, units are compared by what they do, at a threshold of its own."""
     clients, output, again = save_clients(tmp_path), tmp_path / "global.pt", tmp_path / "again.pt"
-    code = ("--model", MODEL, "--probe-count", 100)
+    code = ("--model", MODEL, "--set", "probe_count=100")
     cli.done("match", *clients, *code, "-o", output)
     record = record_of(output)
     assert [group["threshold"] for group in record["groups"]] == [0.95]
@@ -226,13 +227,15 @@ def test_the_command_line_wins_over_the_configuration(
 ) -> None:
     (tmp_path / "options.yaml").write_text("seed: 5\ngamma: 0.8\noutput: nowhere/else.pt\n")
     output = tmp_path / "global.pt"
-    cli.done("match", *nets, "--config", tmp_path / "options.yaml", "--gamma", "0.9", "-o", output)
+    cli.done(
+        "match", *nets, "--config", tmp_path / "options.yaml", "--set", "gamma=0.9", "-o", output
+    )
     options = record_of(output)["options"]
     assert (options["seed"], options["gamma"]) == (5, 0.9)
 
 
 @pytest.mark.parametrize(
-    "extra", [("--gamma", "0.9"), ("--seed", "7"), ("--match-threshold", "0.3")]
+    "extra", [("--set", "gamma=0.9"), ("--seed", "7"), ("--match-threshold", "0.3")]
 )
 def test_the_command_line_wins_over_a_record(
     extra: tuple[str, str], nets: list[Path], tmp_path: Path, cli: Cli
@@ -269,8 +272,8 @@ def test_a_configuration_may_hold_switches_too(
         ("o.yaml", "seed: many", ["seed"]),
         ("o.yaml", "seed: [1, 2]", ["seed"]),
         ("o.yaml", "seed: {a: 1}", ["seed"]),
-        ("o.yaml", "gamma: -1", ["--gamma"]),
-        ("o.yaml", "client-weight: 3", ["client-weight"]),
+        ("o.yaml", "gamma: -1", ["--set gamma"]),
+        ("o.yaml", "client-weight: 3", ["--set client_weight is '3'"]),
         ("o.yaml", "class-counts: [1, 2]", ["class-counts"]),
         ("o.yaml", "seed: [", ["o.yaml"]),
         ("o.json", "{", ["o.json"]),

@@ -160,33 +160,36 @@ def test_fewer_than_two_clients_are_too_few(given: str, tmp_path: Path, cli: Cli
         (["--max-growth", "0.9"], ["--max-growth", "from 1"]),
         (["--max-growth", "much"], ["--max-growth", "none"]),
         (["--max-growth", "nan"], ["--max-growth"]),
-        (["--gamma", "0"], ["--gamma"]),
-        (["--gamma", "inf"], ["--gamma"]),
-        (["--sigma", "-1", "--sigma0", "1"], ["--sigma"]),
-        (["--sweeps", "-1"], ["--sweeps"]),
+        (["--set", "gamma=0"], ["--set gamma"]),
+        (["--set", "gamma=inf"], ["--set gamma"]),
+        (["--set", "sigma=-1", "--set", "sigma0=1"], ["--set sigma"]),
+        (["--set", "sweeps=-1"], ["--set sweeps"]),
         (["--seed", "-1"], ["--seed"]),
         (["--seed", "1.5"], ["--seed"]),
-        (["--solver", "magic"], ["--solver", "scipy"]),
+        (["--set", "solver=magic"], ["--set solver", "scipy"]),
         (["--method", "fedavg"], ["--method", "average"]),
-        (["--preset", "thesis"], ["--preset", "paper"]),
+        (["--set", "preset=thesis"], ["--set preset", "paper"]),
         (["--dtype", "int8"], ["--dtype", "bfloat16"]),
-        (["--weights", "mean"], ["--weights", "ema"]),
-        (["--flatten", "0"], ["--flatten"]),
-        (["--tie-breaker", "2"], ["--tie-breaker"]),
+        (["--set", "weights=mean"], ["--set weights", "ema"]),
+        (["--set", "flatten=0"], ["--set flatten"]),
+        (["--set", "tie_breaker=2"], ["--set tie_breaker"]),
         (["--device", "abacus"], ["--device", "cpu"]),
-        (["--threads", "0"], ["--threads"]),
-        (["--client-weight", "a"], ["--client-weight", "NAME=W"]),
-        (["--client-weight", "a=x"], ["--client-weight", "NAME=W"]),
-        (["--client-weight", "a=0"], ["--client-weight"]),
-        (["--client-weight", "a=-2"], ["--client-weight"]),
-        (["--client-weight", "z=2"], ["--client-weight", "'z'", "a, b, c"]),
+        (["--set", "threads=0"], ["--set threads"]),
+        (["--set", "client_weight=a"], ["--set client_weight", "NAME=W"]),
+        (["--set", "client_weight=a=x"], ["--set client_weight", "NAME=W"]),
+        (["--set", "client_weight=a=0"], ["--set client_weight"]),
+        (["--set", "client_weight=a=-2"], ["--set client_weight"]),
+        (["--set", "client_weight=z=2"], ["--set client_weight", "'z'", "a, b, c"]),
         (["--keep", "head.*"], ["--keep", "head.*"]),
-        (["--sigma", "1"], ["--sigma0"]),
-        (["--sigma0", "1"], ["--sigma"]),
-        (["--sigma", "1", "--sigma0", "1", "--match-threshold", "0.5"], ["--match-threshold"]),
-        (["--sigma", "1", "--sigma0", "1", "--max-growth", "1.5"], ["--max-growth"]),
-        (["--preset", "paper", "--match-threshold", "0.5"], ["--match-threshold", "paper"]),
-        (["--preset", "paper", "--max-growth", "2"], ["--max-growth", "paper"]),
+        (["--set", "sigma=1"], ["--set sigma0"]),
+        (["--set", "sigma0=1"], ["--set sigma"]),
+        (
+            ["--set", "sigma=1", "--set", "sigma0=1", "--match-threshold", "0.5"],
+            ["--match-threshold"],
+        ),
+        (["--set", "sigma=1", "--set", "sigma0=1", "--max-growth", "1.5"], ["--max-growth"]),
+        (["--set", "preset=paper", "--match-threshold", "0.5"], ["--match-threshold", "paper"]),
+        (["--set", "preset=paper", "--max-growth", "2"], ["--max-growth", "paper"]),
         (["--class-counts", "absent.json"], ["--class-counts"]),
         (["--class-counts", "{"], ["--class-counts"]),
         (["--class-counts", '{"a": 3}'], ["--class-counts"]),
@@ -229,7 +232,7 @@ def test_class_counts_that_do_not_fit_are_usage_errors(
 
 @pytest.mark.parametrize(
     ("options", "says"),
-    [(["--client-weight", "z=2"], ["'z'"]), (["--class-counts", '{"z": [1]}'], ["z"])],
+    [(["--set", "client_weight=z=2"], ["'z'"]), (["--class-counts", '{"z": [1]}'], ["z"])],
     ids=["weights", "counts"],
 )
 def test_a_dry_run_finds_the_same_usage_errors(
@@ -329,7 +332,7 @@ def equal_widths() -> State:
         ({"fc1.weight_g": torch.ones(6, 1), "fc1.weight_v": torch.ones(6, 2)}, ["fc1.weight_g"]),
         (
             {"conv1.weight": torch.ones(4, 1, 3, 3), "fc1.weight": torch.ones(3, 24)},
-            ["fc1", "6", "--flatten", "--model"],
+            ["fc1", "6", "--set flatten", "--model"],
         ),
         (
             {"conv1.weight": torch.ones(8, 3, 3, 3), "conv2.weight": torch.ones(8, 1, 3, 3)},
@@ -356,9 +359,9 @@ def test_names_that_differ_are_refused_and_the_hint_works(
     state = load(nets[1])
     save({f"net_{name}": tensor for name, tensor in state.items()}, tmp_path / "other.pt")
     command = ("match", nets[0], tmp_path / "other.pt", "-o", tmp_path / "global.pt")
-    says = ["other", "'conv1.weight'", "'net_conv1.weight'", "--match-by-order"]
+    says = ["other", "'conv1.weight'", "'net_conv1.weight'", "--set match_by_order=true"]
     refused(cli, tmp_path, *command, code=3, says=says)
-    cli.done(*command, "--match-by-order")
+    cli.done(*command, "--set", "match_by_order=true")
     cli.done("match", *nets[:2], "-o", tmp_path / "same.pt")
     followed, same = load(tmp_path / "global.pt"), load(tmp_path / "same.pt")
     assert list(followed) == list(same)
@@ -373,9 +376,9 @@ def test_by_order_is_not_offered_where_shapes_differ(
     state["net_fc2.bias"] = torch.ones(7)
     save(state, tmp_path / "other.pt")
     command = ("match", nets[0], tmp_path / "other.pt", "-o", tmp_path / "global.pt")
-    for extra in ((), ("--match-by-order",)):
+    for extra in ((), ("--set", "match_by_order=true")):
         err = refused(cli, tmp_path, *command, *extra, code=3, says=["'net_conv1.weight'"])
-        assert "--match-by-order" not in err
+        assert "match_by_order" not in err
 
 
 def test_mixed_dtypes_are_refused_and_the_hint_works(

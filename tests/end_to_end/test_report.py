@@ -13,7 +13,7 @@ import pytest
 import torch
 from PIL import Image
 
-from fedmerge.workflow import demo
+from fedmerge.cli import demo
 from tests.digits import MODEL, images, save_clients, save_test
 from tests.end_to_end.helpers import Cli, record_of, save, save_all
 from tests.end_to_end.retraining import make_scene
@@ -50,7 +50,7 @@ def conv(cli: Cli, tmp_path: Path) -> Path:
         torch.manual_seed(seed)
         states.append(dict(space["build"]().state_dict()))
     clients = save_all(states, tmp_path)
-    cli.done("match", *clients, "-o", tmp_path / "global.pt", "--flatten", 36)
+    cli.done("match", *clients, "-o", tmp_path / "global.pt", "--set", "flatten=36")
     return tmp_path / "global.pt"
 
 
@@ -103,7 +103,7 @@ def test_data_measure_the_merge_next_to_its_clients(cli: Cli, merged: Path, tmp_
 def test_what_was_measured_replaces_predicted_doubts(cli: Cli, tmp_path: Path) -> None:
     clients, output, page = save_clients(tmp_path), tmp_path / "g.pt", tmp_path / "page.html"
     code = ("--model", MODEL)
-    cli.done("match", *clients, *code, "--probe-count", 60, "-o", output, "--report", page)
+    cli.done("match", *clients, *code, "--set", "probe_count=60", "-o", output, "--report", page)
     (doubt,) = record_of(output)["warnings"]
     assert doubt.startswith("the merge may be worse than")
     assert doubt in text_of(page)
@@ -113,7 +113,9 @@ def test_what_was_measured_replaces_predicted_doubts(cli: Cli, tmp_path: Path) -
     untrained = save(
         {k: torch.zeros_like(v) for k, v in torch.load(clients[0]).items()}, clients[0]
     )
-    cli.done("match", untrained, *clients[1:], *code, "--probe-count", 60, "-o", output, "--force")
+    cli.done(
+        "match", untrained, *clients[1:], *code, "--set", "probe_count=60", "-o", output, "--force"
+    )
     cli.done("report", output, *code, *measured)
     assert "client c1 answers unlike the others" in text_of(page)  # data don't tell that
 
@@ -122,7 +124,7 @@ def test_a_merge_that_was_trained_on_probes_is_measured_like_others(
     cli: Cli, tmp_path: Path
 ) -> None:
     clients, output = save_clients(tmp_path), tmp_path / "g.pt"
-    trained = ("--probe-count", 60, "--distill", "--distill-steps", 5)
+    trained = ("--set", "probe_count=60", "--distill", "--set", "distill_steps=5")
     cli.done("match", *clients, "--model", MODEL, *trained, "-o", output)
     asked = ("--model", MODEL, "--data", save_test(tmp_path), "-o", tmp_path / "page.html")
     assert (
@@ -135,7 +137,7 @@ def test_a_merge_writes_its_page_with_predicted_quality_and_frontier(
     cli: Cli, tmp_path: Path
 ) -> None:
     clients, page = save_clients(tmp_path), tmp_path / "page.html"
-    asked = ("--model", MODEL, "--probe-count", 60, "--frontier", "--report", page)
+    asked = ("--model", MODEL, "--set", "probe_count=60", "--frontier", "--report", page)
     found = cli.done("match", *clients, *asked, "-o", tmp_path / "g.pt", "--json").json
     assert found["report"] == str(page)
     shown = text_of(page)
@@ -315,7 +317,8 @@ def pictures_of(page: Path) -> list[str]:
 def test_rounds_show_what_matched_units_see(cli: Cli, seen: list[object], tmp_path: Path) -> None:
     page, output = tmp_path / "page.html", tmp_path / "g.pt"
     shard = tmp_path / "shards" / "a.npz"
-    cli.done(*seen, "-o", output, "--report", page, "--image", shard, "--image-index", 3)
+    image = ("--set", f"image={shard}", "--set", "image_index=3")
+    cli.done(*seen, "-o", output, "--report", page, *image)
     shown = text_of(page)
     assert "a.npz, sample 3" in shown
     assert "merged a b average" in shown
@@ -354,9 +357,10 @@ def test_a_merge_shows_an_image_on_its_page(cli: Cli, conv: Path, tmp_path: Path
     page, x = tmp_path / "page.html", tmp_path / "x.npy"
     np.save(x, images()[0][0])
     given = ("match", tmp_path / "a.pt", tmp_path / "b.pt", "-o", tmp_path / "g.pt")
-    asked = ("--image", x, "--model", f"{tmp_path / 'net.py'}:build", "--probe", "none")
-    cli.refused(*given, *asked, code=2, says=["--image is for a page", "--report"])
-    cli.refused(*given, "--image", x, "--report", page, code=2, says=["--image", "--model"])
+    image = ("--set", f"image={x}")
+    asked = (*image, "--model", f"{tmp_path / 'net.py'}:build", "--set", "probe=none")
+    cli.refused(*given, *asked, code=2, says=["--set image is for a page", "--report"])
+    cli.refused(*given, *image, "--report", page, code=2, says=["--set image", "--model"])
     shape = ("--input-shape", "1,1,8,8")
     cli.done(*given, *asked, *shape, "--report", page)
     assert "merged a b average" in text_of(page)
@@ -365,11 +369,12 @@ def test_a_merge_shows_an_image_on_its_page(cli: Cli, conv: Path, tmp_path: Path
 def test_an_image_that_is_not_there_is_refused_before_the_rounds(
     cli: Cli, seen: list[object], tmp_path: Path
 ) -> None:
-    asked = ("--report", tmp_path / "page.html", "--image", tmp_path / "none.png")
+    asked = ("--report", tmp_path / "page.html", "--set", f"image={tmp_path / 'none.png'}")
     cli.refused(*seen, "-o", tmp_path / "g.pt", *asked, code=2, says=["none.png: no such file"])
     assert not (tmp_path / "g.pt.work").exists()
 
 
+@pytest.mark.slow
 def test_the_demo_ends_with_a_page(
     cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -16,14 +16,17 @@ from selenium import webdriver
 from selenium.webdriver.chrome.service import Service
 
 from fedmerge.report import render
-from fedmerge.types.arrays import Array
+from fedmerge.values import Array
 from tests.reports import HOSTILE, REPORT
 
 CHROMIUM, DRIVER = (shutil.which(name) for name in ("chromium", "chromedriver"))
-pytestmark = pytest.mark.skipif(
-    CHROMIUM is None or DRIVER is None,
-    reason="there is no chromium with chromedriver to look at the page with",
-)
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        CHROMIUM is None or DRIVER is None,
+        reason="there is no chromium with chromedriver to look at the page with",
+    ),
+]
 
 WIDTHS = (400, 1280)  # a phone, a desktop
 HEIGHT = 900

@@ -57,7 +57,7 @@ def test_the_record_has_the_rounds_and_the_shards(scene: Scene, cli: Cli) -> Non
 
 def test_the_whole_experiment_is_one_command(scene: Scene, cli: Cli) -> None:
     command = scene.command(
-        "g.pt", "--passes", 2, "--init-epochs", 3, "--data", scene.data, "--json", clients=[]
+        "g.pt", "--passes", 2, "--set", "init_epochs=3", "--data", scene.data, "--json", clients=[]
     )
     rounds = cli.done(*command).json["rounds"]
     assert [entry["epochs"] for entry in rounds] == [3, 1, 3, 1, 1, 3]
@@ -166,7 +166,7 @@ def test_the_end_of_a_run_is_written_again_by_resume(scene: Scene, cli: Cli) -> 
     assert {n: b for n, b in after.items() if "work" not in n} == {
         n: b for n, b in before.items() if "work" not in n
     }
-    other = scene.command("g.pt", "--data", scene.data, "--momentum", 0.5, "--resume")
+    other = scene.command("g.pt", "--data", scene.data, "--set", "momentum=0.5", "--resume")
     cli.refused(*other, code=2, says=["g.pt.work: holds another run: momentum is 0.5, was 0.9"])
 
 
@@ -176,7 +176,11 @@ def test_the_end_of_a_run_is_written_again_by_resume(scene: Scene, cli: Cli) -> 
         (("--method", "average"), 2, "--method is 'average', expected fedma or fedavg or fedprox"),
         (("--passes", "0"), 2, "--passes is 0, expected a whole number from 1"),
         (("--learning-rate", "-1"), 2, "--learning-rate is -1.0, expected a positive number"),
-        (("--client-timeout", "0"), 2, "--client-timeout is 0.0, expected a positive number"),
+        (
+            ("--set", "client_timeout=0"),
+            2,
+            "--set client_timeout is 0.0, expected a positive number",
+        ),
         (("--engine", "mpi"), 2, "--engine is 'mpi', expected local or processes or ray"),
         (("--task", "regression"), 2, "--task is 'regression'"),
         (("--normalize", "1"), 2, "--normalize is '1', expected MEAN,STD"),
@@ -228,7 +232,7 @@ def test_a_configuration_gives_the_options(scene: Scene, cli: Cli) -> None:
 
 
 def test_a_record_replays_its_run(scene: Scene, cli: Cli) -> None:
-    more = ("--learning-rate", 0.02, "--max-growth", 1.2, "--last-rate-factor", 0.5)
+    more = ("--learning-rate", 0.02, "--max-growth", 1.2, "--set", "last_rate_factor=0.5")
     cli.done(*scene.command("g.pt", *more))
     words = ("--shards", scene.folder / "shards", "--model", scene.model, "--device", "cpu")
     again = scene.folder / "again.pt"

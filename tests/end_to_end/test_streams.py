@@ -30,8 +30,8 @@ def broken(nets: list[Path], tmp_path: Path) -> dict[str, tuple[list[str], int, 
         "unknown option": (match(first, first, "--wrong"), 2, "UsageError"),
         "missing argument": (["match"], 2, "UsageError"),
         "unknown command": (["mtach"], 2, "UsageError"),
-        "bad value": (match(first, first, "--gamma", "-3"), 2, "UsageError"),
-        "no number": (match(first, first, "--gamma", "x"), 2, "UsageError"),
+        "bad value": (match(first, first, "--set", "gamma=-3"), 2, "UsageError"),
+        "no number": (match(first, first, "--set", "gamma=x"), 2, "UsageError"),
         "one client": (match(first), 2, "UsageError"),
         "unsafe": (match(first, str(folder / "evil.pt")), 4, "UnsafeCheckpointError"),
         "architecture": (match(*[str(folder / "residual.pt")] * 2), 3, "ArchitectureError"),
@@ -215,7 +215,7 @@ def test_an_interrupted_merge_exits_130_and_leaves_nothing(
     def interrupt(*_: object, **options: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("fedmerge.checkpoint._staging.Staging.commit", interrupt)
+    monkeypatch.setattr("fedmerge.checkpoint.outputs.Staging.commit", interrupt)
     before = listing(tmp_path)
     outcome = cli("match", *nets, "-o", tmp_path / "global.pt")
     assert outcome.code == 130

@@ -113,7 +113,7 @@ def test_a_ci_log_is_plain_text(tmp_path: Path) -> None:
     ("typed", "offered"),
     [
         ("fedmerge re", ["retrain", "report"]),
-        ("fedmerge match --max", ["--max-growth", "--max-params"]),
+        ("fedmerge match --max", ["--max-growth"]),
         ("fedmerge match --method a", ["average"]),
         ("fedmerge retrain --task c", ["classification"]),
         ("fedmerge match --output a", []),  # left to the shell, which knows files

@@ -234,11 +234,11 @@ def broken(*_: Any, **__: Any) -> Any:
 
 
 OURS = {  # functions that the user's code is around, or that once hid behind it
-    "plan": "fedmerge.graph.model.modes._apply",
-    "match": "fedmerge.workflow.oneshot.oneshot.set_scene",
+    "plan": "fedmerge.architecture.from_code.tracing._apply",
+    "match": "fedmerge.merging.by_probes.probe_clients",
     "eval": "fedmerge.training.shards.Shard.batch",
-    "compare": "fedmerge.probing.signatures.readings",
-    "retrain": "fedmerge.training.local._batches",
+    "compare": "fedmerge.probes.responses.readings",
+    "retrain": "fedmerge.training.local_training._batches",
 }
 
 
@@ -284,7 +284,7 @@ def test_no_memory_is_no_defect(
     cli.refused("inspect", "a.pt", code=1, says=["error: out of memory"])
 
 
-@pytest.mark.parametrize("module", ["fedmerge.cli.boundary", "fedmerge.cli.app", "torch"])
+@pytest.mark.parametrize("module", ["fedmerge.cli.exit_codes", "fedmerge.cli.app", "torch"])
 def test_a_module_that_can_not_be_imported_is_one_line(module: str, tmp_path: Path) -> None:
     code = "import sys, importlib.abc\n"
     code += "class No(importlib.abc.MetaPathFinder):\n"

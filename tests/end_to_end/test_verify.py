@@ -46,7 +46,7 @@ def edit(merged: Path, change: Callable[[Record], object]) -> None:
 @pytest.mark.parametrize("suffix", [".pt", ".safetensors"])
 @pytest.mark.parametrize(
     "options",
-    [(), APART, ("--method", "average"), ("--client-weight", "a=2"), ("--dtype", "float16")],
+    [(), APART, ("--method", "average"), ("--set", "client_weight=a=2"), ("--dtype", "float16")],
     ids=lambda value: " ".join(value) or "default",
 )
 def test_a_fresh_merge_agrees_with_its_record_and_clients(

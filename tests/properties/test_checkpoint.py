@@ -6,12 +6,18 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedmerge.checkpoint import client_names, from_state_dict, open_checkpoint, write_model
-from fedmerge.checkpoint._files import SourceFile
-from fedmerge.checkpoint._machine import Trust
-from fedmerge.checkpoint._pickle import PickleError, read_pickle
-from fedmerge.types.arrays import Array
-from fedmerge.types.clients import FLOAT_DTYPES, TensorInfo
+from fedmerge.checkpoint import (
+    PickleError,
+    SourceFile,
+    Trust,
+    client_names,
+    from_state_dict,
+    open_checkpoint,
+    read_pickle,
+    write_model,
+)
+from fedmerge.decoding import FLOAT_DTYPES
+from fedmerge.values import Array, TensorInfo
 
 parts = st.text("abcdefg01_", min_size=1, max_size=6).filter(lambda part: part != "_orig_mod")
 names = st.lists(parts, min_size=1, max_size=3).map(".".join).map("net.{}.weight".format)

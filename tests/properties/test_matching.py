@@ -7,12 +7,19 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from fedmerge.matching import Prior, SearchOptions, match_units, prior_at_threshold
-from fedmerge.matching.clients import client_units
-from fedmerge.matching.products import products_with_others
-from fedmerge.matching.rewards import existing_rewards, new_rewards
-from fedmerge.matching.steps import StepProblem, best_step
-from fedmerge.matching.values import Shortcuts
+from fedmerge.matching import (
+    Prior,
+    SearchOptions,
+    Shortcuts,
+    StepProblem,
+    best_step,
+    client_units,
+    existing_rewards,
+    match_units,
+    new_rewards,
+    prior_at_threshold,
+    products_with_others,
+)
 from tests.unit.matching.cases import (
     NO_SHORTCUTS,
     brute_force_score,

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedmerge.types.layouts import (
+from fedmerge.values import (
     Concat,
     Layout,
     Pinned,

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from fedmerge.architecture.from_code import load_factory, plan_model
 from fedmerge.errors import (
     CheckpointError,
     Defect,
@@ -18,12 +19,10 @@ from fedmerge.errors import (
     TrainingCodeError,
     UserCodeError,
 )
-from fedmerge.graph.model import plan_model
-from fedmerge.graph.model.load import load_factory
-from fedmerge.references import find_object
 from fedmerge.tracebacks import failure_of, forget_users, is_users, last_line, whole_traceback
 from fedmerge.user_code import (
     StopRun,
+    find_object,
     listening,
     optional_tensors,
     own_code,
@@ -130,7 +129,7 @@ def test_an_op_s_rule_that_fails_is_ours_and_a_forward_that_fails_is_theirs(
     plan_model(Careful(), inputs)
     with pytest.raises(ModelCodeError, match="RuntimeError: a forward"):
         plan_model(Failing(RuntimeError("a forward")), inputs)
-    monkeypatch.setattr("fedmerge.graph.model.modes._apply", fails)
+    monkeypatch.setattr("fedmerge.architecture.from_code.tracing._apply", fails)
     with pytest.raises(RuntimeError, match=r"^a rule$"):
         plan_model(Careful(), inputs)
 

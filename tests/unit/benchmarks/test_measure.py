@@ -12,18 +12,9 @@ import pytest
 
 from benchmarks import __main__ as command
 from benchmarks.measure import Cost, Result, free_memory, in_child, run_python, timed
-from benchmarks.page import page
 from benchmarks.processes import imports_torch, save_pt
 from benchmarks.report import PACKAGES, Report, machine, merged, read_report
-
-REPORT = Report(
-    {"cores": "2", "torch": "2.13.0"},
-    ("2030-01-02",),
-    {
-        "startup": [Result("quick", 0.25, "s", bar=0.3), Result("slow", 2.0, "×", bar=1.5)],
-        "loops": [Result("faster", 60.0, "×", bar=50, at_least=True, note="3 s against 0.05 s")],
-    },
-)
+from tests.unit.benchmarks.test_tables import REPORT
 
 
 def test_a_verdict_says_the_bar_and_whether_it_is_met() -> None:
@@ -39,7 +30,7 @@ def test_the_least_of_wall_and_cpu_counts() -> None:
     runs: list[int] = []
     result, cost = timed(lambda: runs.append(1) or len(runs), repeats=3)  # type: ignore[func-returns-value]
     assert (result, len(runs)) == (3, 3)
-    assert 0 <= cost.wall < 1
+    assert cost.wall >= 0
 
 
 def test_a_process_is_charged_for_its_memory_and_its_time() -> None:
@@ -48,7 +39,7 @@ def test_a_process_is_charged_for_its_memory_and_its_time() -> None:
     large = run_python(["-c", f"x = b'1' * {size}"])
     assert 0.9 * size < large.peak - base.peak < 1.2 * size
     busy = run_python(["-c", "import time\nwhile time.process_time() < 0.3: pass"])
-    assert 0.3 <= busy.cost.cpu < 1
+    assert busy.cost.cpu >= 0.3
     assert busy.cost.wall >= 0.3
 
 
@@ -74,26 +65,16 @@ def test_the_check_for_torch_can_fail(tmp_path: Path) -> None:
     assert imports_torch("inspect", save_pt(tmp_path, 1)[0])
 
 
-def test_a_report_survives_json_and_gives_the_same_page() -> None:
+def test_a_report_survives_json() -> None:
     again = read_report(json.loads(json.dumps(REPORT.to_json())))
     assert again == REPORT
-    assert page(again) == page(REPORT)
-
-
-def test_a_page_shows_every_result_and_the_missed_bars_first() -> None:
-    text = page(REPORT)
-    assert "2 of 3 bars are met.\nMissed:" in text
-    assert text.count("| slow | 2 × | ≤ 1.5: MISSED |  |") == 2
-    assert text.count("| quick | 0.25 s | ≤ 0.3: met |  |") == 1
-    assert "| faster | 60 × | ≥ 50: met | 3 s against 0.05 s |" in text
-    assert "Measured on 2030-01-02: cores 2, torch 2.13.0." in text
 
 
 def test_fresh_suites_replace_kept_ones_of_the_same_machine() -> None:
     fresh = Report(REPORT.machine, ("2030-01-05",), {"startup": [Result("quick", 0.1, "s")]})
     both = merged(REPORT, fresh)
     assert both.suites == {**REPORT.suites, **fresh.suites}
-    assert "Measured on 2030-01-02 and 2030-01-05:" in page(both)
+    assert both.dates == ("2030-01-02", "2030-01-05")
     with pytest.raises(SystemExit, match="other machine or versions"):
         merged(REPORT, Report({"cores": "4"}, ("2030-01-05",), {}))
 
@@ -110,13 +91,15 @@ def run_command(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> None:
     command.main()
 
 
-def test_a_page_is_written_from_kept_results(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_kept_results_are_put_into_a_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     kept, written = tmp_path / "kept.json", tmp_path / "page.md"
     kept.write_text(json.dumps(REPORT.to_json()), encoding="utf-8")
+    blocks = "".join(f"<!-- {name} -->\n<!-- /{name} -->\n" for name in ("machine", "results"))
+    written.write_text(f"# Words\n{blocks}", encoding="utf-8")
     run_command(monkeypatch, "--read", str(kept), "--page", str(written))
-    assert written.read_text(encoding="utf-8") == page(REPORT)
+    text = written.read_text(encoding="utf-8")
+    assert text.startswith("# Words\n")
+    assert "| slow | 2 × | ≤ 1.5: MISSED |  |" in text
     with pytest.raises(SystemExit, match="1 bars missed"):
         run_command(monkeypatch, "--read", str(kept), "--strict")
 

@@ -5,7 +5,7 @@ import pytest
 
 from benchmarks import plain
 from fedmerge.matching import Prior, SearchOptions, UnitFeatures, match_units
-from fedmerge.types.arrays import FloatArray
+from fedmerge.values import FloatArray
 
 COUNTS = (7, 5, 9, 6)
 PRIORS = {

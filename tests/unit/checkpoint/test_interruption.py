@@ -15,7 +15,7 @@ _WRITER = """
 import itertools, sys
 import numpy as np
 from fedmerge.checkpoint import write_model
-from fedmerge.types.clients import TensorInfo
+from fedmerge.values import TensorInfo
 
 infos = {f"fc{i}.weight": TensorInfo((256, 256), "float32") for i in range(6)}
 for version in itertools.count():
@@ -30,6 +30,7 @@ for version in itertools.count():
 @pytest.mark.parametrize(
     ("suffix", "shard_size"), [(".pt", None), (".safetensors", None), (".safetensors", 600_000)]
 )
+@pytest.mark.slow
 def test_a_killed_writer_leaves_a_whole_model(
     tmp_path: Path, suffix: str, shard_size: int | None
 ) -> None:

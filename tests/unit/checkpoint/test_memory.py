@@ -9,7 +9,10 @@ import torch
 
 from tests.unit.checkpoint.samples import save_safetensors, save_sharded, save_zip
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="no /proc elsewhere")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(sys.platform != "linux", reason="no /proc elsewhere"),
+]
 
 _TENSORS = 64  # of 4 MB each
 _MOST = 64  # MB, a quarter of all: far above one tensor and what allocators keep, which varies
@@ -19,7 +22,7 @@ import re, sys
 from pathlib import Path
 import numpy as np
 from fedmerge.checkpoint import open_checkpoint, write_model
-from fedmerge.types.clients import TensorInfo
+from fedmerge.values import TensorInfo
 
 def peak():
     # ru_maxrss would include the parent's peak before exec

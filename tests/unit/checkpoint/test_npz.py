@@ -16,7 +16,7 @@ import pytest
 
 from fedmerge.checkpoint import StoredRows, in_memory, open_npz, read_npy
 from fedmerge.errors import CheckpointError, FedmergeError, UnsafeCheckpointError
-from fedmerge.types.arrays import Array
+from fedmerge.values import Array
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(50, 6)).astype(np.float32)
@@ -40,7 +40,7 @@ SAVERS = [np.savez, np.savez_compressed]
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Read arrays at once, and row by row as if they were large."""
     if request.param == "rows":
-        monkeypatch.setattr("fedmerge.checkpoint._npy._READ_WHOLE", 0)
+        monkeypatch.setattr("fedmerge.checkpoint.npz._READ_WHOLE", 0)
     return str(request.param)
 
 
@@ -144,7 +144,7 @@ def npy(shape: tuple[int, ...], content: bytes, *, descr: str = "'|u1'") -> byte
 def test_an_array_that_inflates_beyond_all_measure_is_refused_for_nothing(
     is_true: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fedmerge.checkpoint._npz.LARGEST_INFLATED", 1_000_000)
+    monkeypatch.setattr("fedmerge.checkpoint.npz.LARGEST_INFLATED", 1_000_000)
     size = 8_000_000 if is_true else 8_000_000_000
     content = npy((size,), bytes(size if is_true else 100))
     claim = {} if is_true else {"file_size": size + len(npy((size,), b""))}
@@ -282,7 +282,7 @@ def test_large_arrays_are_compared_with_their_checksum_once(
     with pytest.raises(CheckpointError, match=r"b\.npz: 'x': .*contradict their checksum"):
         open_npz(tmp_path / "b.npz")["x"]()
     open_npz(tmp_path / "a.npz")["x"]()
-    monkeypatch.setattr("fedmerge.checkpoint._npz._checked_chunks", lambda *_: 1 / 0)
+    monkeypatch.setattr("fedmerge.checkpoint.npz._checked_chunks", lambda *_: 1 / 0)
     if way == "rows":
         assert np.array_equal(open_npz(tmp_path / "a.npz")["x"]()[:], X)
 

@@ -3,6 +3,7 @@ import io
 import itertools
 import os
 import pickle
+import re
 import struct
 import zipfile
 from collections import OrderedDict
@@ -13,10 +14,15 @@ import numpy as np
 import pytest
 import torch
 
-from fedmerge.checkpoint import ReadOptions, open_checkpoint
-from fedmerge.checkpoint._files import SourceFile
-from fedmerge.checkpoint._machine import UNRESOLVED, Trust
-from fedmerge.checkpoint._pickle import PickleError, read_pickle
+from fedmerge.checkpoint import (
+    UNRESOLVED,
+    PickleError,
+    ReadOptions,
+    SourceFile,
+    Trust,
+    open_checkpoint,
+    read_pickle,
+)
 from fedmerge.errors import CheckpointError, UnsafeCheckpointError
 from tests.unit.checkpoint.samples import save_legacy, save_zip, state
 
@@ -117,7 +123,7 @@ def test_a_harmless_class_is_refused_until_it_is_allowed_by_name(tmp_path: Path)
     save_zip({"args": argparse.Namespace(lr=0.1), "net": state()}, tmp_path / "a.pt")
     with pytest.raises(UnsafeCheckpointError, match=r"argparse\.Namespace") as caught:
         open_checkpoint(tmp_path / "a.pt")
-    assert "--allow-global argparse.Namespace" in caught.value.hint
+    assert "`allow_global=argparse.Namespace`" in caught.value.hint
     allow = ReadOptions(allow_globals=("argparse.Namespace",))
     assert open_checkpoint(tmp_path / "a.pt", allow).location == "net"
     with pytest.raises(UnsafeCheckpointError, match=r"argparse\.Namespace"):
@@ -128,7 +134,7 @@ def test_a_refusal_names_all_that_must_be_allowed(tmp_path: Path) -> None:
     save_zip({"best": np.float64(0.5), "net": state()}, tmp_path / "a.pt")
     with pytest.raises(UnsafeCheckpointError, match="numpy") as caught:
         open_checkpoint(tmp_path / "a.pt")
-    names = tuple(name.strip() for name in caught.value.hint.split("--allow-global ")[1:])
+    names = tuple(re.findall("`allow_global=([^`]+)`", caught.value.hint))
     assert len(names) == 2
     assert open_checkpoint(tmp_path / "a.pt", ReadOptions(allow_globals=names)).location == "net"
     with pytest.raises(UnsafeCheckpointError, match="numpy"):

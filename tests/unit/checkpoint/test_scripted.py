@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedmerge.checkpoint import _scripted, open_checkpoint
+from fedmerge.checkpoint import open_checkpoint, torchscript
 from fedmerge.errors import CheckpointError, UnsafeCheckpointError
 from tests.unit.checkpoint.archives import Net, changed, loaded_by_torch, save_scripted
 
@@ -172,7 +172,7 @@ def test_a_module_inside_itself_is_met_once(tmp_path: Path) -> None:
 def test_few_modules_that_stand_for_very_many_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_scripted, "_MOST_ATTRIBUTES", 1000)
+    monkeypatch.setattr(torchscript, "_MOST_ATTRIBUTES", 1000)
     content = built(b"")
     for level in range(20):  # each holds the one before twice
         memo = bytes([level])

@@ -19,8 +19,7 @@ from fedmerge.checkpoint import (
     written_path,
 )
 from fedmerge.errors import CheckpointError, UsageError
-from fedmerge.types.arrays import Array
-from fedmerge.types.clients import TensorInfo
+from fedmerge.values import Array, TensorInfo
 from tests.unit.checkpoint.samples import save_zip, state
 
 INFOS = {
@@ -76,7 +75,7 @@ def test_sizes_have_decimal_and_binary_units(text: str | int, size: int) -> None
 
 @pytest.mark.parametrize("text", ["", "GB", "2XB", "-1", "0", "0.1", "1e9", "2GB2", "nan", -5])
 def test_what_is_no_size_is_refused(text: str | int) -> None:
-    with pytest.raises(UsageError, match=r"--shard-size is '.*', expected a number of bytes"):
+    with pytest.raises(UsageError, match=r"`shard_size` is '.*', expected a number of bytes"):
         parse_size(text)
 
 
@@ -157,7 +156,7 @@ def test_files_that_only_look_alike_are_left_alone(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("suffix", [".pt", ".bin", ".ckpt"])
 def test_torch_files_are_not_sharded(tmp_path: Path, suffix: str) -> None:
-    with pytest.raises(UsageError, match="--shard-size writes safetensors only") as caught:
+    with pytest.raises(UsageError, match="`shard_size` writes safetensors only") as caught:
         write(tmp_path / f"g{suffix}")
     assert caught.value.hint == "let the output end in .safetensors"
     assert files(tmp_path) == []

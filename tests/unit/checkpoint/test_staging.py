@@ -8,13 +8,18 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import numpy as np
 import pytest
 
 from fedmerge.checkpoint import (
+    ABANDONED,
     LockFile,
+    Staging,
+    leave_nothing,
+    naming_alone,
     open_checkpoint,
     read_record,
     staging,
@@ -22,10 +27,8 @@ from fedmerge.checkpoint import (
     write_model,
     written_path,
 )
-from fedmerge.checkpoint._leftovers import ABANDONED
-from fedmerge.checkpoint._staging import Staging
 from fedmerge.errors import UsageError
-from fedmerge.types.clients import TensorInfo
+from fedmerge.values import TensorInfo
 
 INFOS = {f"fc{number}.weight": TensorInfo((8, 8), "float32") for number in range(3)}
 PATIENCE = 120  # seconds for another process
@@ -130,7 +133,7 @@ from pathlib import Path
 import numpy as np
 from fedmerge.checkpoint import write_model
 from fedmerge.errors import UsageError
-from fedmerge.types.clients import TensorInfo
+from fedmerge.values import TensorInfo
 
 path, value, start, force, size = Path(sys.argv[1]), float(sys.argv[2]), *map(float, sys.argv[3:])
 infos = {f"fc{k}.weight": TensorInfo((8, 8), "float32") for k in range(3)}
@@ -149,6 +152,7 @@ except UsageError as error:
     ("output", "size"), [("g.pt", 0), ("g.safetensors", 0), ("g.safetensors", 300)]
 )
 @pytest.mark.parametrize("force", [False, True])
+@pytest.mark.slow
 def test_of_runs_that_write_at_once_one_wins_with_all_its_files(
     output: str, size: int, force: bool, tmp_path: Path
 ) -> None:
@@ -227,9 +231,9 @@ def test_where_nobody_can_be_asked_files_are_left_for_a_day(
 ) -> None:
     end(writer(tmp_path))
     if why == "another system":
-        monkeypatch.setattr("fedmerge.checkpoint._leftovers._system", lambda: "0" * 8)
+        monkeypatch.setattr("fedmerge.checkpoint.outputs._system", lambda: "0" * 8)
     elif why == "no locks":
-        monkeypatch.setattr("fedmerge.checkpoint._locks.fcntl.flock", no_links_at_all)
+        monkeypatch.setattr("fedmerge.checkpoint.outputs.fcntl.flock", no_links_at_all)
     else:
         min(tmp_path.iterdir(), key=lambda path: len(path.name)).unlink()
     left = names(tmp_path)
@@ -289,3 +293,58 @@ def test_a_lock_never_follows_a_link(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="symbolic links"):
         LockFile.take(tmp_path / "lock")
     assert not (tmp_path / "elsewhere").exists()
+
+
+class Interrupting:
+    """Raises at the n-th step of Python in the code that writes, as a signal may."""
+
+    files = ("outputs.py", "contextlib.py")
+
+    def __init__(self, step: int) -> None:
+        self.step, self.is_done = step, False
+
+    def __call__(self, frame: FrameType, event: str, argument: object) -> Interrupting | None:
+        if self.is_done or not frame.f_code.co_filename.endswith(self.files):
+            return None
+        frame.f_trace_opcodes = True
+        self.step -= event == "opcode"
+        if self.step < 0:
+            self.is_done = True
+            raise KeyboardInterrupt
+        return self
+
+
+# Between its opening and what closes it a file has only Python to close it.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.slow
+@pytest.mark.parametrize("force", [False, True])
+def test_an_interrupt_at_any_step_leaves_all_or_nothing(
+    force: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("os.fsync", lambda descriptor: None)
+    steps, whole = 0, {"a": b"new a", "b": b"new b"}
+    while True:
+        folder = tmp_path / str(steps)
+        folder.mkdir()
+        if force:
+            (folder / "a").write_bytes(b"old a")
+        interrupting = Interrupting(steps)
+        sys.settrace(interrupting)
+        try:
+            with staging() as stage:
+                for name, content in whole.items():
+                    stage.create(folder / name).write(content)
+                with naming_alone(folder):
+                    stage.commit(force=force)
+        except KeyboardInterrupt:
+            pass
+        finally:
+            sys.settrace(None)
+        leave_nothing()
+        found = contents(folder)
+        if not interrupting.is_done:
+            break
+        assert (steps, found) in ((steps, {"a": b"old a"} if force else {}), (steps, whole))
+        steps += 1
+    assert steps > 500
+    assert found == whole

@@ -56,7 +56,7 @@ def test_several_state_dicts_are_listed_and_chosen_by_key(tmp_path: Path) -> Non
     several = r"'nets\.G' \(5 tensors\), 'nets\.D' \(1 tensor\)"
     with pytest.raises(CheckpointError, match=several) as caught:
         opened(content, tmp_path)
-    assert "--key nets.G" in caught.value.hint
+    assert "`key=nets.G`" in caught.value.hint
     checkpoint = opened(content, tmp_path, key="nets.D")
     assert checkpoint.location == "nets.D"
     np.testing.assert_array_equal(checkpoint.read("fc.weight"), [[1, 1]])

@@ -7,8 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedmerge.checkpoint import _tensors, open_checkpoint
-from fedmerge.checkpoint._tensors import View, non_finite
+from fedmerge.checkpoint import View, non_finite, open_checkpoint, tensors
 from fedmerge.errors import CheckpointError
 from tests.unit.checkpoint.samples import save_legacy, save_safetensors, save_zip
 
@@ -23,7 +22,7 @@ def matrix() -> torch.Tensor:
 def test_values_that_are_not_finite_are_counted_in_every_block(
     dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_tensors, "_BLOCK", 10)
+    monkeypatch.setattr(tensors, "_BLOCK", 10)
     values = torch.ones(95, dtype=dtype)
     assert non_finite(values) == (0, 0)
     values[[3, 50, 94]] = torch.nan

@@ -7,7 +7,7 @@ import torch
 
 from fedmerge.checkpoint import from_state_dict, open_checkpoint
 from fedmerge.errors import CheckpointError
-from fedmerge.types.clients import Client
+from fedmerge.values import Client
 from tests.unit.checkpoint.samples import (
     save_legacy,
     save_safetensors,

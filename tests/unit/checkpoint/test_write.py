@@ -22,8 +22,7 @@ from fedmerge.checkpoint import (
     write_text,
 )
 from fedmerge.errors import CheckpointError, UsageError
-from fedmerge.types.arrays import Array
-from fedmerge.types.clients import TensorInfo
+from fedmerge.values import Array, TensorInfo
 
 TORCH = [".pt", ".pth", ".bin", ".ckpt"]
 ALL = [*TORCH, ".safetensors"]

@@ -6,10 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from fedmerge.checkpoint import _write_torch, write_model
-from fedmerge.checkpoint._tensors import raw_bytes
-from fedmerge.types.arrays import Array
-from fedmerge.types.clients import TensorInfo
+from fedmerge.checkpoint import raw_bytes, write_model, writing
+from fedmerge.values import Array, TensorInfo
 
 DTYPES = [
     *("float64", "float32", "float16", "bfloat16", "bool"),
@@ -60,7 +58,7 @@ def test_the_pickle_and_the_values_are_those_of_torch_save(tmp_path: Path) -> No
 def test_torch_reads_every_dtype_also_memory_mapped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, large: int, mmap: bool
 ) -> None:
-    monkeypatch.setattr(_write_torch, "_LARGE", large)
+    monkeypatch.setattr(writing, "_LARGE", large)
     path = tmp_path / "a.pt"
     write(path, tensors())
     loaded = torch.load(path, weights_only=True, mmap=mmap)
@@ -75,7 +73,7 @@ def test_torch_reads_every_dtype_also_memory_mapped(
 def test_every_record_begins_at_a_multiple_of_64_bytes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, large: int
 ) -> None:
-    monkeypatch.setattr(_write_torch, "_LARGE", large)
+    monkeypatch.setattr(writing, "_LARGE", large)
     path = tmp_path / "a.pt"
     write(path, tensors())
     reader: Any = torch._C.PyTorchFileReader(str(path))

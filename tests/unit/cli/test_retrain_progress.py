@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from fedmerge.cli.retrain_progress import Shown
-from fedmerge.cli.terminal import Terminal
-from fedmerge.workflow.retrain.events import (
+from fedmerge.cli import Shown, Terminal
+from fedmerge.federated import (
     ClientFailed,
     ClientFinished,
     ClientStarted,

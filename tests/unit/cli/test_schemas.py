@@ -8,10 +8,8 @@ from typing import Any
 import pytest
 from jsonschema import ValidationError
 
-from fedmerge.cli.commands import COMMANDS
-from fedmerge.cli.config_types import BY_HAND, configurable
-from fedmerge.cli.results import RESULTS
-from fedmerge.cli.schemas import main, schemas, text_of
+from fedmerge.cli import BY_HAND, COMMANDS, RESULTS, configurable, schemas, text_of
+from fedmerge.cli.schemas import main
 from tests.schemas import SCHEMAS, check_json
 
 

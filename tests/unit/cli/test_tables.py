@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fedmerge.cli.tables import print_table
+from fedmerge.cli import print_table
 
 COLUMNS = ["round", "layer", "width", "local loss", "loss", "bits per character", "up", "missing"]
 ROWS = [
@@ -52,6 +52,11 @@ def test_columns_with_nothing_in_them_are_left_out(capsys: pytest.CaptureFixture
     assert [line.split() for line in capsys.readouterr().out.splitlines()[1:]] == [
         *(["a", "c"], ["x", "1"], ["y"])
     ]
+
+
+def test_numbers_below_zero_stand_to_the_right(capsys: pytest.CaptureFixture[str]) -> None:
+    print_table("t", ["a", "pull"], [["x", "-0.62"], ["y", "1.00"]], is_drawn=False)
+    assert capsys.readouterr().out.splitlines()[1:] == ["  a   pull", "  x  -0.62", "  y   1.00"]
 
 
 def test_the_columns_of_no_rows_stay(capsys: pytest.CaptureFixture[str]) -> None:

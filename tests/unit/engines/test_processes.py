@@ -18,14 +18,12 @@ from fedmerge.engines import (
     RetryPolicy,
     Task,
     default_workers,
-    python_command,
     run_step,
 )
 from fedmerge.errors import TrainingError
+from fedmerge.interpreter import python_command
 from tests.unit.engines.conformance import CLIENTS, IsolatedConformance, run_one, task
-from tests.unit.engines.work import HERE
-
-PATIENCE = 30.0  # seconds for something that normally takes a fraction of one
+from tests.unit.engines.work import HERE, PATIENCE
 
 PARENT = f"""
 import sys
@@ -65,7 +63,7 @@ class TestProcessEngine(IsolatedConformance):
 
 
 def worker_pids(engine: ProcessEngine, count: int) -> list[int]:
-    tasks = [task("sleep", number, seconds=0.2) for number in range(count)]
+    tasks = [task("describe", number) for number in range(count)]
     return [outcome.values["pid"] for outcome in engine.run(tasks, timeout=None)]
 
 
@@ -107,13 +105,6 @@ def test_no_worker_outlives_a_killed_parent(tmp_path: Path) -> None:
     assert wait_until_dead(pid)
 
 
-def test_workers_leave_interrupts_to_the_parent() -> None:
-    engine = ProcessEngine(CLIENTS, workers=1)
-    outcome = run_one(engine, task("interrupt_self"))
-    engine.close()
-    assert (outcome.status, outcome.values) == ("ok", {"alive": True})
-
-
 def test_devices_are_dealt_to_the_workers_in_turn() -> None:
     engine = ProcessEngine(CLIENTS, workers=3, devices=("cuda:0", "cuda:1"), threads=2)
     outcomes = engine.run([task("describe", number) for number in range(3)], timeout=None)
@@ -141,31 +132,32 @@ def test_a_worker_that_speaks_nonsense_is_lost(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_time_for_starting_is_not_the_clients_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    slowly = "import time; time.sleep(1.5); " + processes._WORKER
+    slowly = "import time; time.sleep(3); " + processes._WORKER
     monkeypatch.setattr(processes, "_WORKER", slowly)
     engine = ProcessEngine(CLIENTS, workers=1)
-    outcome = run_one(engine, task("echo"), timeout=1.0)
+    outcome = run_one(engine, task("echo"), timeout=2.5)
     engine.close()
     assert outcome.status == "ok"
-    assert outcome.seconds < 1
+    assert outcome.seconds < 2.5
 
 
 def test_imports_of_the_work_are_not_the_clients_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    source = f"import time\ntime.sleep(0.6)\nfrom {HERE} import echo\n"
+    source = f"import time\ntime.sleep(3)\nfrom {HERE} import echo\n"
     (tmp_path / "slow_to_import.py").write_text(source)
     monkeypatch.syspath_prepend(str(tmp_path))
     given = Task("t", "a", "slow_to_import:echo")
     engine = ProcessEngine(CLIENTS, workers=1)
-    outcomes = [run_one(engine, given, timeout=0.5), run_one(LocalEngine(CLIENTS), given, 0.5)]
+    outcomes = [run_one(engine, given, timeout=2.5), run_one(LocalEngine(CLIENTS), given, 2.5)]
     engine.close()
     assert [outcome.status for outcome in outcomes] == ["ok", "ok"]
-    assert all(outcome.seconds < 0.5 for outcome in outcomes)
+    assert all(outcome.seconds < 2.5 for outcome in outcomes)
 
 
+@pytest.mark.slow
 def test_importing_training_takes_what_the_first_optimizer_does() -> None:
-    code = "import sys, fedmerge.training as t; from fedmerge.engines.calls import find_work; "
+    code = "import sys, fedmerge.training as t; from fedmerge.engines import find_work; "
     code += "print('torch._dynamo' in sys.modules); find_work(t.TRAIN); "
     code += "print('torch._dynamo' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -234,7 +226,8 @@ def test_a_worker_killed_between_tasks_is_replaced() -> None:
     engine = ProcessEngine(CLIENTS, workers=1)
     (pid,) = worker_pids(engine, 1)
     os.kill(pid, signal.SIGKILL)
-    assert wait_until_dead(pid)
+    # A process whose first thread is gone is dead in /proc before it can be waited for.
+    os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
     (other,) = worker_pids(engine, 1)
     engine.close()
     assert other != pid
@@ -294,3 +287,41 @@ def test_another_python_has_our_path_and_its_arguments(
     )
     assert json.loads(done.stdout) == [["a", "b c"], sys.path]
     assert not canary.exists()
+
+
+ELSEWHERE = f"""
+import signal, sys, threading, time
+sys.path[:] = {sys.path!r}
+from fedmerge.engines import ProcessEngine, Task
+
+def interrupt():
+    time.sleep(3)
+    signal.pthread_kill(threading.get_ident(), signal.SIGINT)
+
+threading.Thread(target=interrupt, daemon=True).start()
+engine = ProcessEngine(["a"], workers=1)
+try:
+    list(engine.run([Task("t", "a", "{HERE}:sleep", {{}}, {{"seconds": 600}})], timeout=None))
+except KeyboardInterrupt:
+    print("heard")
+engine.close()
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="other signals there")
+def test_a_signal_that_another_thread_got_ends_the_wait_for_results() -> None:
+    """The system gives signals to other threads while the main one starts a process."""
+    done = subprocess.run(
+        [sys.executable, "-c", ELSEWHERE],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        check=True,
+    )
+    assert done.stdout == "heard\n"
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no process groups there")
+def test_signals_of_a_terminal_do_not_reach_workers(engine: ProcessEngine) -> None:
+    outcome = run_one(engine, task("describe"))
+    assert os.getpgid(int(outcome.values["pid"])) != os.getpgid(0)

@@ -1,6 +1,6 @@
 import pytest
 
-from fedmerge.engines.ray_nodes import Homes, Node, Share
+from fedmerge.engines import Homes, Node, Share
 
 
 def node(name: str, *clients: str, cpus: float = 1, gpus: float = 0) -> Node:

@@ -3,8 +3,8 @@ import io
 import numpy as np
 import pytest
 
-from fedmerge.engines.wire import receive, send
-from fedmerge.types.arrays import Array
+from fedmerge.engines import receive, send
+from fedmerge.values import Array
 
 
 def sent(arrays: dict[str, Array]) -> bytes:

@@ -9,9 +9,10 @@ from typing import NoReturn
 import numpy as np
 
 from fedmerge.errors import TrainingError
-from fedmerge.types.work import Arrays, JsonObject, Place, WorkResult
+from fedmerge.values import Arrays, JsonObject, Place, WorkResult
 
 HERE = "tests.unit.engines.work"
+PATIENCE = 300.0  # seconds, on a busy machine
 
 
 def double(arrays: Arrays, settings: JsonObject, place: Place) -> WorkResult:
@@ -25,6 +26,21 @@ def echo(arrays: Arrays, settings: JsonObject, place: Place) -> WorkResult:
 def sleep(arrays: Arrays, settings: JsonObject, place: Place) -> WorkResult:
     time.sleep(settings["seconds"])
     return WorkResult({}, {"pid": os.getpid()})
+
+
+def wait(arrays: Arrays, settings: JsonObject, place: Place) -> WorkResult:
+    """Go on as soon as others have made as many files in a folder as are waited for."""
+    end = time.monotonic() + PATIENCE
+    while len(list(Path(settings["folder"]).iterdir())) < settings.get("files", 1):
+        assert time.monotonic() < end, "nobody made the files"
+        time.sleep(0.02)
+    return WorkResult({}, {})
+
+
+def meet(arrays: Arrays, settings: JsonObject, place: Place) -> WorkResult:
+    """Stay until another one of these tasks is there, too."""
+    (Path(settings["folder"]) / str(os.getpid())).touch()
+    return wait(arrays, {**settings, "files": 2}, place)
 
 
 def fail(arrays: Arrays, settings: JsonObject, place: Place) -> NoReturn:
@@ -75,7 +91,7 @@ def describe(arrays: Arrays, settings: JsonObject, place: Place) -> WorkResult:
 
 def hold_gpu(arrays: Arrays, settings: JsonObject, place: Place) -> WorkResult:
     began = time.time()
-    time.sleep(settings["seconds"])
+    meet(arrays, settings, place)
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     times = {"began": began, "ended": time.time()}
     return WorkResult({}, {"pid": os.getpid(), "gpu": visible, "device": place.device, **times})
@@ -90,7 +106,8 @@ def linger(arrays: Arrays, settings: JsonObject, place: Place) -> WorkResult:
 def where(arrays: Arrays, settings: JsonObject, place: Place) -> WorkResult:
     names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
     threads = {name: os.environ.get(name) for name in names}
-    time.sleep(settings.get("seconds", 0))
+    if "folder" in settings:
+        meet(arrays, settings, place)
     return WorkResult({}, {"parent": os.getppid(), "folder": str(Path.cwd()), "threads": threads})
 
 

@@ -7,16 +7,17 @@ from collections.abc import Sequence
 import numpy as np
 
 from fedmerge.matching import (
+    NEW,
     GroupMatching,
     Prior,
     SearchOptions,
+    Shortcuts,
+    StepProblem,
     UnitFeatures,
     match_units,
     prior_at_threshold,
 )
-from fedmerge.matching.steps import NEW, StepProblem
-from fedmerge.matching.values import Shortcuts
-from fedmerge.types.arrays import Float64Array, FloatArray, IntArray
+from fedmerge.values import Float64Array, FloatArray, IntArray
 
 NO_SHORTCUTS = Shortcuts(
     reuse=False, skip=False, bound=False, prune=False, reduce=False, price=False, greedy=False

@@ -6,13 +6,17 @@ import math
 import numpy as np
 import pytest
 
-from fedmerge.matching import prices
-from fedmerge.matching.prices import solve_at_price
-from fedmerge.matching.rewards import new_rewards
-from fedmerge.matching.solvers import can_price, solve_priced
-from fedmerge.matching.steps import StepProblem, best_step
-from fedmerge.matching.values import Shortcuts
-from fedmerge.types.arrays import Float64Array, IntArray
+from fedmerge.matching import (
+    Shortcuts,
+    StepProblem,
+    assignment,
+    best_step,
+    can_price,
+    new_rewards,
+    solve_at_price,
+    solve_priced,
+)
+from fedmerge.values import Float64Array, IntArray
 from tests.unit.matching.cases import NO_SHORTCUTS, step_score
 
 RNG = np.random.default_rng(4)
@@ -115,7 +119,7 @@ def test_the_search_for_a_price_is_short(monkeypatch: pytest.MonkeyPatch) -> Non
         tried.append(price)
         return original(costs, price)
 
-    monkeypatch.setattr(prices, "solve_priced", recorded)
+    monkeypatch.setattr(assignment, "solve_priced", recorded)
     rewards, new = 2 * RNG.standard_normal((300, 250)) - 9, new_rewards(300, 6, 1.0)
     found = solve_at_price(rewards, new, likely=0)
     assert found is not None

@@ -3,10 +3,17 @@
 import numpy as np
 import pytest
 
-from fedmerge.matching import UnitFeatures, products, rows
-from fedmerge.matching.clients import ClientUnits, client_units
-from fedmerge.matching.products import products_with_others
-from fedmerge.types.arrays import Float64Array, IntArray
+from fedmerge.matching import (
+    ClientUnits,
+    UnitFeatures,
+    client_units,
+    products_with_others,
+    scores,
+)
+from fedmerge.matching import (
+    scores as matchings,
+)
+from fedmerge.values import Float64Array, IntArray
 from tests.unit.matching.cases import features
 
 RNG = np.random.default_rng(0)
@@ -55,8 +62,8 @@ def test_products_leave_out_the_clients_own_members(
 def test_products_do_not_depend_on_the_size_of_chunks(
     chunk: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rows, "NUMBERS_PER_CHUNK", chunk)
-    monkeypatch.setattr(products, "FEATURES_PER_PRODUCT", max(1, chunk // 2))
+    monkeypatch.setattr(matchings, "NUMBERS_PER_CHUNK", chunk)
+    monkeypatch.setattr(scores, "FEATURES_PER_PRODUCT", max(1, chunk // 2))
     units = client_units(features(RNG.standard_normal((6, 40))), exact=False)
     assert max(run(units, RNG.standard_normal((5, 40)))) < EXACT
 
@@ -66,7 +73,7 @@ def test_exact_rows_and_columns_are_multiplied_in_float64() -> None:
     sums = RNG.standard_normal((4, 4000))
     exact_left, exact_right = np.zeros(6, np.bool_), np.zeros(4, np.bool_)
     exact_left[1], exact_right[2] = True, True
-    found = products.multiply(
+    found = scores.multiply(
         weights, sums, exact_left=exact_left, exact_right=exact_right, device="cpu"
     )
     error = np.abs(found - weights.astype(np.float64) @ sums.T)

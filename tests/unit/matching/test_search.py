@@ -9,15 +9,16 @@ import pytest
 from fedmerge.errors import MatchingError
 from fedmerge.matching import (
     Prior,
+    Products,
     SearchOptions,
+    Shortcuts,
+    Slots,
     UnitFeatures,
     match_units,
     prior_at_threshold,
-    visits,
+    products_with_others,
+    sweeps,
 )
-from fedmerge.matching.products import Products, products_with_others
-from fedmerge.matching.slots import Slots
-from fedmerge.matching.values import Shortcuts
 from tests.unit.matching.cases import (
     features,
     indices,
@@ -218,7 +219,7 @@ def test_a_revisit_multiplies_changed_columns_only(monkeypatch: pytest.MonkeyPat
         asked.append(len(options["columns"]))  # type: ignore[arg-type]
         return original(*arguments, **options)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(visits, "products_with_others", recorded)
+    monkeypatch.setattr(sweeps, "products_with_others", recorded)
     clients = random_clients([40] * 6, 12, rng=np.random.default_rng(3))
     matching = match_at(clients, 0.1)
     assert asked[:5] == [40, 40, 40, 40, 40]
@@ -234,7 +235,7 @@ def noisy_copies(noise: float, *, rng: np.random.Generator) -> list[UnitFeatures
 
 def test_bounds_spare_most_products_of_copies(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = mock.Mock(side_effect=products_with_others)
-    monkeypatch.setattr(visits, "products_with_others", asked)
+    monkeypatch.setattr(sweeps, "products_with_others", asked)
     clients = noisy_copies(0.1, rng=np.random.default_rng(0))
     prior = prior_at_threshold(0.5, 1.0, gamma=1.0)
     found, work = [], []
@@ -284,7 +285,7 @@ def test_without_memory_the_matching_is_the_same(monkeypatch: pytest.MonkeyPatch
         asked.append(len(options["columns"]))  # type: ignore[arg-type]
         return products_with_others(*arguments, **options)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(visits, "products_with_others", recorded)
+    monkeypatch.setattr(sweeps, "products_with_others", recorded)
     found, work = [], []
     for keep in (1 << 28, 50_000, 0):
         asked.clear()

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from fedmerge.matching import Prior, SearchOptions, UnitFeatures, keep_apart, match_units
-from fedmerge.types.arrays import Array
+from fedmerge.values import Array
 
 
 def features(*clients: Array) -> list[UnitFeatures]:

@@ -2,8 +2,7 @@
 
 import numpy as np
 
-from fedmerge.matching.clients import client_units
-from fedmerge.matching.slots import HOMELESS, Slots
+from fedmerge.matching import HOMELESS, Slots, client_units
 from tests.unit.matching.cases import features, random_clients
 
 RNG = np.random.default_rng(2)

@@ -8,10 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedmerge.matching import solvers
-from fedmerge.matching.solvers import SOLVERS, can_price, solve
-from fedmerge.matching.values import SolverName
-from fedmerge.types.arrays import Float64Array
+from fedmerge.matching import SOLVERS, SolverName, assignment, can_price, solve
+from fedmerge.values import Float64Array
 from tests.unit.matching.cases import brute_force_score
 
 RNG = np.random.default_rng(1)
@@ -87,7 +85,7 @@ def test_an_older_lapx_will_do(solver: SolverName, monkeypatch: pytest.MonkeyPat
     def missing(*arguments: object, **options: object) -> None:
         raise AssertionError("no lapjvh here")
 
-    monkeypatch.setattr(solvers, "_has_lapjvh", lambda: False)
+    monkeypatch.setattr(assignment, "_has_lapjvh", lambda: False)
     monkeypatch.setattr(lap, "lapjvh", missing)
     assert not can_price(solver)
     for shape in [(1, 1), (4, 4), (4, 5), (30, 70)]:

@@ -3,10 +3,8 @@
 import numpy as np
 import pytest
 
-from fedmerge.matching import steps
-from fedmerge.matching.steps import NEW, StepProblem, best_step
-from fedmerge.matching.values import Shortcuts, SolverName
-from fedmerge.types.arrays import Float64Array, IntArray
+from fedmerge.matching import NEW, Shortcuts, SolverName, StepProblem, assignment, best_step
+from fedmerge.values import Float64Array, IntArray
 from tests.unit.matching.cases import NO_SHORTCUTS, step_score
 
 
@@ -58,13 +56,13 @@ def test_few_new_columns_are_offered_and_doubled_until_one_is_left(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     offers: list[int] = []
-    original = steps._solve_offered
+    original = assignment._solve_offered
 
     def recorded(problem: StepProblem, offered: int, solver: SolverName) -> IntArray:
         offers.append(offered)
         return original(problem, offered, solver)
 
-    monkeypatch.setattr(steps, "_solve_offered", recorded)
+    monkeypatch.setattr(assignment, "_solve_offered", recorded)
     # All rows want the same three columns: the estimate sees no need for new ones.
     problem = StepProblem(np.hstack([np.full((40, 3), 9.0), np.full((40, 60), -99.0)]), ranks(40))
     only_reduce = Shortcuts(prune=False, price=False, greedy=False)
@@ -77,7 +75,7 @@ def test_no_solver_is_called_where_favourites_differ(monkeypatch: pytest.MonkeyP
     def fail(rewards: Float64Array, solver: SolverName) -> IntArray:
         raise AssertionError("solver called")
 
-    monkeypatch.setattr(steps, "solve", fail)
+    monkeypatch.setattr(assignment, "solve", fail)
     rewards = np.array([[1.0, 5.0], [7.0, 6.0]])
     assert best_step(StepProblem(rewards, ranks(2)), "auto", Shortcuts()).tolist() == [1, 0]
     with pytest.raises(AssertionError, match="solver called"):

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from fedmerge.matching import GroupMatching, keep_apart, prior_at_threshold
-from fedmerge.types.assignments import Assignment
+from fedmerge.values import Assignment
 
 
 def test_threshold_divides_the_second_moment_between_the_variances() -> None:

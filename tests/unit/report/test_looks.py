@@ -10,10 +10,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedmerge.report import charts, drawing
-from fedmerge.report.page import TEMPLATES
-from fedmerge.report.plan_figure import assign_lanes, draw_plan, plan_remarks
-from fedmerge.report.values import Edge, Reference, Score, Stage
+from fedmerge.report import (
+    TEMPLATES,
+    Edge,
+    Reference,
+    Score,
+    Stage,
+    assign_lanes,
+    charts,
+    draw_plan,
+    drawing,
+    plan_remarks,
+)
 from tests.reports import CONV1, FC1, FRONTIER, PLAN, ROUNDS, SCORES
 
 READABLE = 4.5  # contrast of text, WCAG AA

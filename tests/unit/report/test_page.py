@@ -11,9 +11,7 @@ from html.parser import HTMLParser
 import pytest
 
 from fedmerge.errors import UsageError
-from fedmerge.report import Score, drawing, render, render_plan
-from fedmerge.report.charts import MOST_BARS
-from fedmerge.report.page import table_rows
+from fedmerge.report import MOST_BARS, Score, drawing, render, render_plan, table_rows
 from tests.reports import CONV1, FC1, HOSTILE, PLAN, REPORT, SCORES
 
 

@@ -7,9 +7,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from fedmerge.training import Shard, seeded
-from fedmerge.training.states import read_arrays
-from fedmerge.types.arrays import Array
+from fedmerge.training import Shard, read_arrays, seeded
+from fedmerge.values import Array
 
 BUILDER = "tests.unit.training.models:build"
 SIDE = 6  # pixels

@@ -8,11 +8,18 @@ import pytest
 from torch import nn
 
 from fedmerge.errors import TrainingError
-from fedmerge.training import ClientWork, Preparation, TrainSettings, evaluate, find_task
-from fedmerge.training.client import evaluate_model, train
-from fedmerge.training.local import train_model
-from fedmerge.training.states import load_arrays
-from fedmerge.types.work import Place
+from fedmerge.training import (
+    ClientWork,
+    Preparation,
+    TrainSettings,
+    evaluate,
+    evaluate_model,
+    find_task,
+    load_arrays,
+    train,
+    train_model,
+)
+from fedmerge.values import Place
 from tests.unit.training.models import (
     BUILDER,
     ImageNet,

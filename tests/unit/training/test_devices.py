@@ -2,8 +2,7 @@ import pytest
 import torch
 
 from fedmerge.errors import UsageError
-from fedmerge.training import choose_devices
-from fedmerge.training.devices import choose_precision
+from fedmerge.training import choose_devices, choose_precision
 
 
 @pytest.fixture
@@ -38,7 +37,7 @@ def test_devices_are_those_asked_for(asked: str, expected: tuple[str, ...]) -> N
 @pytest.mark.usefixtures("no_gpu")
 def test_without_accelerators_there_is_the_cpu() -> None:
     assert choose_devices("auto") == ("cpu",)
-    with pytest.raises(UsageError, match="--device cuda:0 is not there"):
+    with pytest.raises(UsageError, match="`device=cuda:0` is not there"):
         choose_devices("cuda:0")
 
 

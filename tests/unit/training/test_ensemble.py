@@ -8,8 +8,7 @@ import torch
 from torch import nn
 
 from fedmerge.errors import TrainingError
-from fedmerge.training import Shard, evaluate, evaluate_ensemble, find_task
-from fedmerge.training.tasks import PADDING
+from fedmerge.training import PADDING, Shard, evaluate, evaluate_ensemble, find_task
 from tests.unit.training.models import TokenNet
 
 CLASSIFY, LANGUAGE = find_task("classification"), find_task("language-model")

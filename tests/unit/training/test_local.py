@@ -13,11 +13,12 @@ from fedmerge.training import (
     TrainSettings,
     evaluate,
     find_task,
+    load_arrays,
+    read_arrays,
     seeded,
     train_model,
 )
-from fedmerge.training.states import load_arrays, read_arrays
-from fedmerge.types.work import Arrays, Place
+from fedmerge.values import Arrays, Place
 from tests.unit.training.models import ImageNet, TokenNet, images, start_arrays
 
 TASK = find_task("classification")

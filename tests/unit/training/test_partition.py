@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedmerge.checkpoint._staging import staging
+from fedmerge.checkpoint import staging
 from fedmerge.errors import TrainingError, UsageError
 from fedmerge.training import (
     Parts,
@@ -91,7 +91,7 @@ def test_proportions_are_drawn_again_until_nobody_has_too_little() -> None:
     [
         (LABELS[:3], 4, 0.5, 1, "3 samples cannot be split among 4 clients"),
         (LABELS, 0, 0.5, 1, "among 0 clients"),
-        (LABELS, 4, 0.0, 1, "--dirichlet is 0.0, expected a positive number"),
+        (LABELS, 4, 0.0, 1, "`dirichlet` is 0.0, expected a positive number"),
     ],
 )
 def test_impossible_partitions_are_usage_errors(

@@ -1,8 +1,7 @@
 import pytest
 
 from fedmerge.errors import UsageError
-from fedmerge.training import TrainSettings, default_settings
-from fedmerge.training.settings import Stage
+from fedmerge.training import Stage, TrainSettings, default_settings
 
 
 @pytest.mark.parametrize(
@@ -40,6 +39,5 @@ def test_language_models_keep_one_rate() -> None:
     ],
 )
 def test_wrong_settings_are_usage_errors(name: str, value: object) -> None:
-    option = name.replace("_", "-")
-    with pytest.raises(UsageError, match=f"--{option} is .*, expected"):
+    with pytest.raises(UsageError, match=f"`{name}` is .*, expected"):
         TrainSettings(**{name: value})  # type: ignore[arg-type]

@@ -9,10 +9,17 @@ from safetensors.torch import save_file
 
 from fedmerge.checkpoint import StoredRows
 from fedmerge.errors import TrainingError, UnsafeCheckpointError, UsageError
-from fedmerge.training import EVALUATION_KEYS, TRAINING_KEYS, pair_shards, read_shard
-from fedmerge.training.preparation import Preparation, parse_normalize
-from fedmerge.training.shards import Shard, read_column
-from fedmerge.types.arrays import Array
+from fedmerge.training import (
+    EVALUATION_KEYS,
+    TRAINING_KEYS,
+    Preparation,
+    Shard,
+    pair_shards,
+    parse_normalize,
+    read_column,
+    read_shard,
+)
+from fedmerge.values import Array
 
 X = np.arange(24, dtype=np.float64).reshape(4, 6) / 7
 Y = np.array([0, 2, 1, 2], dtype=np.int32)
@@ -66,7 +73,7 @@ def test_what_is_done_to_a_shard_never_changes_its_file(suffix: str, tmp_path: P
 def test_a_batch_of_a_large_file_reads_its_own_rows_only(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fedmerge.checkpoint._npy._READ_WHOLE", 1_000_000)
+    monkeypatch.setattr("fedmerge.checkpoint.npz._READ_WHOLE", 1_000_000)
     path = tmp_path / "large.npz"
     x = np.random.default_rng(0).normal(size=(2000, 1000)).astype(np.float32)
     np.savez(path, y=np.zeros(2000, int), x=x)
@@ -237,7 +244,7 @@ def test_bytes_that_are_not_ready_are_refused(
 
 @pytest.mark.parametrize("text", ["", "0.5", "a,b", "1,2,3"])
 def test_a_wrong_normalisation_is_refused(text: str) -> None:
-    with pytest.raises(UsageError, match=r"--normalize is '.*', expected MEAN,STD"):
+    with pytest.raises(UsageError, match=r"`normalize` is '.*', expected MEAN,STD"):
         parse_normalize(text)
 
 

@@ -3,7 +3,7 @@ import pytest
 from torch import nn
 
 from fedmerge.errors import TrainingError
-from fedmerge.training.states import load_arrays, read_arrays
+from fedmerge.training import load_arrays, read_arrays
 from tests.unit.training.models import ImageNet, start_arrays
 
 

@@ -122,7 +122,7 @@ def test_a_task_of_the_users_own(tmp_path: Path, name: str) -> None:
 def test_wrong_tasks_are_usage_errors(tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text(OWN)
     (tmp_path / "broken.py").write_text("1 / 0")
-    with pytest.raises(UsageError, match=r"--task is 'regression', expected classification"):
+    with pytest.raises(UsageError, match=r"`task` is 'regression', expected classification"):
         find_task("regression")
     with pytest.raises(UsageError, match="has no method 'metrics'"):
         find_task(f"{tmp_path}/own.py:Incomplete")

@@ -1,0 +1,458 @@
+"""What fedmerge does, step by step: the one place where steps are put together.
+
+Clients are paths, state dicts or modules, in a list or by name; a model is a class, a function, a
+module or a reference; data are paths, arrays, data sets or loaders. Options are keywords
+(`fedmerge.keywords` says whose). Whatever is wrong with any of them is a `FedmergeError`.
+The command line calls these functions and prints; `prepared` tells it what was opened.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import torch
+
+from fedmerge.architecture import plan_to_json
+from fedmerge.checkpoint import (
+    ReadOptions,
+    check_targets,
+    readable,
+    write_text,
+)
+from fedmerge.errors import UsageError
+from fedmerge.keywords import (
+    changed,
+    changed_match_options,
+    changed_partition_options,
+    changed_retrain_options,
+)
+from fedmerge.merging.client_sources import (
+    Source,
+    expand_sources,
+    listed,
+    open_clients,
+    paths_of,
+)
+from fedmerge.merging.conversion import convert
+from fedmerge.merging.inspection import inspect
+from fedmerge.merging.methods import merge_session
+from fedmerge.merging.options import MatchOptions, choose_device
+from fedmerge.merging.prediction import Prediction, predict
+from fedmerge.merging.result import Merge
+from fedmerge.merging.session import Session, prepare
+from fedmerge.notebook import default_progress
+from fedmerge.probes.options import ProbeOptions
+from fedmerge.report.output_files import OutputFiles, first_sample
+from fedmerge.report.reports import write_report
+from fedmerge.report.sections import check_picture, draw_graph, draw_sizes
+from fedmerge.values.plans import Plan
+from fedmerge.values.wording import Progress
+
+if TYPE_CHECKING:
+    from fedmerge.architecture.model_code import Model, ModelCode
+    from fedmerge.federated.events import HearEvent
+    from fedmerge.federated.inputs import RoundInputs
+    from fedmerge.federated.options import RetrainOptions, Running
+    from fedmerge.federated.preparation import Run
+    from fedmerge.federated.retraining import Retrained, RetrainPrediction
+    from fedmerge.federated.sharding import Partition, PartitionOptions
+    from fedmerge.merging.comparison import Comparison
+    from fedmerge.merging.evaluations import EvaluationOptions, Score
+    from fedmerge.merging.frontier import Frontier
+    from fedmerge.merging.onnx_export import Exported
+    from fedmerge.merging.verification import Verification
+    from fedmerge.report.unit_features import ImageOptions
+    from fedmerge.training.objects import Data
+    from fedmerge.training.samples import Preparation
+
+__all__ = [
+    "compare",
+    "convert",
+    "evaluate",
+    "export",
+    "frontier",
+    "inspect",
+    "match",
+    "open_session",
+    "partition",
+    "plan",
+    "predict_match",
+    "predict_retrain",
+    "retrain",
+    "verify",
+    "write_report",
+]
+
+Clients: TypeAlias = "Sequence[Source] | Mapping[str, Source] | Source"
+
+
+def match(
+    clients: Clients,
+    options: MatchOptions | None = None,
+    *,
+    model: Model | None = None,
+    plan: Plan | None = None,
+    probes: ProbeOptions | None = None,
+    output: str | Path | None = None,
+    force: bool = False,
+    shard_size: str | int | None = None,
+    report: str | Path | None = None,
+    image: ImageOptions | None = None,
+    device: str = "cpu",
+    prepared: Callable[[Session], None] = lambda session: None,
+    progress: Progress | None = None,
+    **changes: Any,
+) -> Merge:
+    """Merge clients; with `output`, write the result, and with `report` a page about it.
+
+    With the model's code, or with modules for clients, units are also compared by what they do.
+    `prepared` is called with the session before the merge. Further keywords are options by their
+    names, e.g. `max_growth=1` or `probe_data=x`.
+    """
+    progress = progress or default_progress()
+    options, probes = changed_match_options(options, probes, changes)
+    files = OutputFiles(output, force, shard_size, report, image)
+    files.check(clients, can_run=model is not None)
+    session = open_session(clients, options, model=model, plan=plan, device=device)
+    prepared(session)
+    merge = merge_session(session, probes, progress)
+    files.write(merge, session.model, clients=session.clients, progress=progress)
+    return merge
+
+
+def frontier(
+    clients: Clients,
+    options: MatchOptions | None = None,
+    *,
+    model: Model | None = None,
+    plan: Plan | None = None,
+    probes: ProbeOptions | None = None,
+    output: str | Path | None = None,
+    force: bool = False,
+    shard_size: str | int | None = None,
+    report: str | Path | None = None,
+    image: ImageOptions | None = None,
+    frontier_plot: str | Path | None = None,
+    device: str = "cpu",
+    prepared: Callable[[Session], None] = lambda session: None,
+    progress: Progress | None = None,
+    **changes: Any,
+) -> Frontier:
+    """Merge clients as `match` does, and tell what other size budgets would give.
+
+    `frontier_plot` is a picture of that to draw, .svg or .png.
+    """
+    from fedmerge.merging.frontier import survey_sizes  # most merges do without
+
+    progress = progress or default_progress()
+    options, probes = changed_match_options(options, probes, changes)
+    files = OutputFiles(output, force, shard_size, report, image)
+    files.check(clients, can_run=model is not None)
+    if frontier_plot is not None:
+        check_picture(frontier_plot, "frontier_plot", inputs=paths_of(clients), force=force)
+    session = open_session(clients, options, model=model, plan=plan, device=device)
+    prepared(session)
+    surveyed = survey_sizes(session, probes, progress)
+    files.write(surveyed.merge, session.model, clients=session.clients, progress=progress)
+    if frontier_plot is not None:
+        draw_sizes(surveyed.to_json(), frontier_plot, force=force)
+    return surveyed
+
+
+def open_session(
+    clients: Clients,
+    options: MatchOptions | None = None,
+    *,
+    model: Model | None = None,
+    plan: Plan | None = None,
+    device: str = "cpu",
+    least: int = 2,
+) -> Session:
+    """Open clients, plan them, and check that they fit together."""
+    options = options or MatchOptions()
+    sources, names = listed(clients)
+    expanded = expand_sources(sources, least=least)
+    if names is not None and len(names) != len(expanded):
+        raise UsageError("`clients` has a name for several files, expected one file per name")
+    if model is None:  # a module brings its code
+        model = next((s for s in sources if isinstance(s, torch.nn.Module)), None)
+    opened = open_clients(expanded, options.reading, names)
+    code = None if model is None else _model_code(model)
+    return prepare(opened, options, plan=plan, model=code, device=choose_device(device))
+
+
+def predict_match(
+    clients: Clients,
+    options: MatchOptions | None = None,
+    *,
+    model: Model | None = None,
+    plan: Plan | None = None,
+    device: str = "cpu",
+    prepared: Callable[[Session], None] = lambda session: None,
+    **changes: Any,
+) -> Prediction:
+    """Return how large a merge may become, before any work is done."""
+    options = changed(options or MatchOptions(), changes)
+    session = open_session(clients, options, model=model, plan=plan, device=device)
+    prepared(session)
+    return predict(session)
+
+
+def plan(
+    clients: Clients,
+    options: MatchOptions | None = None,
+    *,
+    given: Plan | None = None,
+    model: Model | None = None,
+    output: str | Path | None = None,
+    graph: str | Path | None = None,
+    force: bool = False,
+    prepared: Callable[[Session], None] = lambda session: None,
+    **changes: Any,
+) -> Plan:
+    """Return the plan that a merge of these clients would use.
+
+    `output` is a JSON file to write it to, `graph` a picture to draw, .svg or .png.
+    """
+    options = changed(options or MatchOptions(), changes)
+    if output is not None:
+        check_targets([Path(output)], inputs=paths_of(clients), force=force)
+    if graph is not None:
+        check_picture(graph, "graph", inputs=paths_of(clients), force=force)
+    session = open_session(clients, options, plan=given, model=model, least=1)
+    prepared(session)
+    if output is not None:
+        write_text(Path(output), readable(plan_to_json(session.plan)), force=force)
+    if graph is not None:
+        draw_graph(session, graph, force=force)
+    return session.plan
+
+
+def retrain(
+    clients: Clients,
+    shards: Any,
+    options: RetrainOptions | None = None,
+    *,
+    model: Model,
+    plan: Plan | None = None,
+    data: Data | None = None,
+    output: str | Path | None = None,
+    force: bool = False,
+    shard_size: str | int | None = None,
+    report: str | Path | None = None,
+    image: ImageOptions | None = None,
+    work_dir: str | Path | None = None,
+    resume: bool = False,
+    running: Running | None = None,
+    hear: HearEvent | None = None,
+    prepared: Callable[[Run], None] = lambda run: None,
+    **changes: Any,
+) -> Retrained:
+    """Train and match clients in rounds, and write the global model if asked to.
+
+    `clients` are checkpoints; none at all, and clients are trained from the start; one file that
+    `match` or `retrain` wrote, and its clients go on from it. `shards` are files, folders or a
+    function by reference, or data by client's name; `data` is what global models are evaluated
+    on. With `work_dir`, the state after every round is kept there for `resume`. With `shard_size`
+    (bytes, or text such as "2GB") the output is safetensors shards and their index. `prepared`
+    is called with the run before its first round. Further keywords are options by their names.
+    """
+    from fedmerge.federated.events import ignore
+    from fedmerge.federated.inputs import rounds_on_objects
+    from fedmerge.federated.retraining import run_prepared
+    from fedmerge.federated.state import held_work_dir
+
+    options, running = changed_retrain_options(options, running, changes)
+    if report is not None:
+        image = image or first_sample(data, options.preparation)
+    files = OutputFiles(output, force, shard_size, report, image, resume)
+    with (
+        rounds_on_objects(_model_code(model), shards, data, running) as inputs,
+        held_work_dir(work_dir) as state,
+    ):
+        files.check(clients, can_run=True, also=inputs.files, state=state)
+        run = _prepared_run(clients, inputs, options, plan, running)
+        prepared(run)
+        retrained = run_prepared(
+            run,
+            data=inputs.data,
+            work_dir=state,
+            output=output,
+            running=running,
+            hear=hear or ignore,
+        )
+        files.write(retrained, inputs.model, work_dir=work_dir)
+    return retrained
+
+
+def predict_retrain(
+    clients: Clients,
+    shards: Any,
+    options: RetrainOptions | None = None,
+    *,
+    model: Model,
+    plan: Plan | None = None,
+    data: Data | None = None,
+    running: Running | None = None,
+    prepared: Callable[[Run], None] = lambda run: None,
+    **changes: Any,
+) -> RetrainPrediction:
+    """Return what rounds would exchange, and how large their result may be; nothing is trained."""
+    from fedmerge.federated.inputs import rounds_on_objects
+    from fedmerge.federated.retraining import predict_run
+
+    options, running = changed_retrain_options(options, running, changes)
+    with rounds_on_objects(_model_code(model), shards, data, running) as inputs:
+        run = _prepared_run(clients, inputs, options, plan, running)
+    prepared(run)
+    return predict_run(run)
+
+
+def _prepared_run(
+    clients: Clients,
+    inputs: RoundInputs,
+    options: RetrainOptions,
+    plan: Plan | None,
+    running: Running,
+) -> Run:
+    """Open clients and shards, and plan the rounds; shards name clients that are built here."""
+    from fedmerge.federated.preparation import prepare_run
+
+    sources, names = listed(clients)
+    return prepare_run(
+        sources,
+        inputs.shards,
+        options,
+        model=inputs.model,
+        plan=plan,
+        data=inputs.data,
+        running=running,
+        names=names or (None if sources else inputs.names),
+    )
+
+
+def evaluate(
+    models: Clients,
+    data: Data,
+    *,
+    model: Model,
+    options: EvaluationOptions | None = None,
+    reading: ReadOptions | None = None,
+    progress: Progress | None = None,
+    **changes: Any,
+) -> list[Score]:
+    """Evaluate checkpoints, state dicts or modules on data, each at its own widths."""
+    from fedmerge.merging.evaluations import EvaluationOptions, evaluate
+
+    sources, names = listed(models)
+    return evaluate(
+        sources,
+        data,
+        model=_model_code(model),
+        options=changed(options or EvaluationOptions(), changes),
+        reading=reading,
+        names=names,
+        progress=progress or default_progress(),
+    )
+
+
+def compare(
+    clients: Clients,
+    data: Data,
+    *,
+    model: Model,
+    options: MatchOptions | None = None,
+    merged: Sequence[str | Path] = (),
+    plan: Plan | None = None,
+    evaluation: EvaluationOptions | None = None,
+    probes: ProbeOptions | None = None,
+    is_matched: bool = True,
+    progress: Progress | None = None,
+    **changes: Any,
+) -> Comparison:
+    """Measure clients, their average, ensemble and one-shot match, and merged files.
+
+    Nothing is written. Further keywords are options of the match by their names.
+    """
+    from fedmerge.merging.comparison import compare
+    from fedmerge.merging.evaluations import EvaluationOptions, open_judge
+
+    options, probes = changed_match_options(options, probes, changes)
+    judge = open_judge(data, evaluation or EvaluationOptions())
+    code = _model_code(model)
+    session = open_session(
+        clients,
+        replace(options, method="fedma"),
+        model=code.fed_with(judge.shard),
+        plan=plan,
+        device=judge.options.device,
+    )
+    return compare(
+        session,
+        judge,
+        code,
+        merged=merged,
+        probes=probes,
+        is_matched=is_matched,
+        progress=progress or default_progress(),
+    )
+
+
+def verify(
+    path: str | Path,
+    clients: Sequence[str | Path] = (),
+    *,
+    model: Model | None = None,
+    allow_global: Sequence[str] = (),
+    progress: Progress | None = None,
+) -> Verification:
+    """Check a merged file against its record and, where given, recompute it from its clients.
+
+    With the model's code, every client must give the same outputs in the global layout as before.
+    `allow_global` are classes that the clients' files may name: a record never says so.
+    """
+    from fedmerge.merging.verification import verify
+
+    code = None if model is None else _model_code(model)
+    hear = progress or default_progress()
+    return verify(path, clients, model=code, allow_global=allow_global, progress=hear)
+
+
+def export(
+    merged: str | Path,
+    output: str | Path,
+    *,
+    model: Model,
+    format: str | None = None,
+    force: bool = False,
+) -> Exported:
+    """Write a merged model as a file that runs without fedmerge: `format` is pt2 or onnx."""
+    from fedmerge.merging.onnx_export import export
+
+    format = format or ("onnx" if Path(output).suffix == ".onnx" else "pt2")
+    return export(merged, _model_code(model), output, format=format, force=force)
+
+
+def partition(
+    data: str | Path,
+    folder: str | Path,
+    options: PartitionOptions | None = None,
+    *,
+    preparation: Preparation | None = None,
+    force: bool = False,
+    **changes: Any,
+) -> Partition:
+    """Split the samples of a file among clients, and write them as `folder/<client>.npz`."""
+    from fedmerge.federated.sharding import partition
+
+    options = changed_partition_options(options, changes)
+    return partition(data, folder, options, preparation=preparation, force=force)
+
+
+def _model_code(model: Model) -> ModelCode:
+    from fedmerge.architecture.model_code import as_model_code  # files alone do without
+
+    return as_model_code(model)

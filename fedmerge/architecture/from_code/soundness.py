@@ -1,0 +1,458 @@
+"""Whether a plan is right: permute every group, grow it, and compare outputs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fedmerge.architecture.from_code.branches import Ran, run_forward
+from fedmerge.architecture.from_code.dispatch import EagerMode, plain_kernels
+from fedmerge.architecture.from_code.module_plan import fix_widths, let_go
+from fedmerge.architecture.from_code.modules import (
+    StatePairs,
+    copied,
+    evaluating,
+    float_tensors,
+    plain_numbers,
+    tensor_leaves,
+)
+from fedmerge.architecture.widths import resize_module, solve_widths
+from fedmerge.errors import ArchitectureError, UntoldError, UserCodeError
+from fedmerge.private_torch import leaves, map_tensors
+from fedmerge.tracebacks import message_of
+from fedmerge.values.arrays import IntArray
+from fedmerge.values.plans import Plan, axis_size, index_map, outer_groups, pin_groups
+
+TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4}  # relative to the largest output
+
+
+def generic_model(model: nn.Module, dtype: torch.dtype, *, rng: np.random.Generator) -> nn.Module:
+    """Return a copy with random values in every parameter and buffer.
+
+    Default values hide mistakes (zero biases, unit variances). What is positive everywhere stays
+    positive: variances, scales.
+    """
+    module = copied(model).to(dtype)
+    for name, tensor in float_tensors(module)[0].items():
+        drawn = rng.standard_normal(tuple(tensor.shape))
+        fan = max(1, tensor.numel() // max(tensor.shape)) if tensor.dim() > 1 else 1
+        is_positive = tensor.numel() and bool((tensor > 0).all())
+        is_positive = is_positive and (name.endswith("running_var") or tensor.dim() < 2)
+        values = 0.5 + np.abs(drawn) if is_positive else drawn / np.sqrt(min(fan, 64))
+        with torch.no_grad():
+            tensor.copy_(torch.from_numpy(np.asarray(values)))
+    return module
+
+
+def cast_inputs(inputs: tuple[Any, ...], dtype: torch.dtype) -> tuple[Any, ...]:
+    """Return the inputs with float tensors in the given precision."""
+
+    def cast(tensor: Tensor) -> Tensor:
+        return tensor.detach().to("cpu", dtype if tensor.is_floating_point() else tensor.dtype)
+
+    result: tuple[Any, ...] = map_tensors(cast, inputs)
+    return result
+
+
+class _Precision(EagerMode):  # type: ignore[no-untyped-call]
+    """Note whether any op gives less than double precision."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_low = False
+
+    def look_after(self, func: Any, before: Any, result: Any) -> Any:
+        """Look at an op's results."""
+        for tensor in leaves(result):
+            if isinstance(tensor, Tensor) and tensor.is_floating_point() and tensor.dim():
+                self.is_low |= tensor.dtype != torch.float64
+        return result
+
+
+def lowest_precision(
+    model: nn.Module, inputs: tuple[Any, ...], *, state: StatePairs = ()
+) -> torch.dtype:
+    """Return float64 if the model can run in it from end to end, else float32."""
+    module = copied(model).to(torch.float64)  # before the mode looks: its own tensors are single
+    arguments = cast_inputs(inputs, torch.float64)
+    try:
+        with _Precision() as seen:
+            run(module, arguments, state=state)
+    except UserCodeError:
+        return torch.float32
+    return torch.float32 if seen.is_low else torch.float64
+
+
+def run(module: nn.Module, inputs: tuple[Any, ...], *, state: StatePairs = ()) -> list[Tensor]:
+    """Return all outputs of a model; a carried state starts constant and goes back in once."""
+    dtype = next((t.dtype for t in float_tensors(module)[0].values()), torch.float64)
+    with torch.no_grad(), _default_dtype(dtype), plain_kernels():
+        arguments = list(map_tensors(torch.clone, inputs))
+        for i, _ in state:
+            arguments[i] = map_tensors(lambda t: torch.full_like(t, 0.25), arguments[i])
+        ran = run_forward(module, arguments)
+        results = [*_visible(ran.outputs, state), *_decided(ran)]
+        for i, j in state:
+            arguments[i] = ran.outputs[j]
+        if state:
+            ran = run_forward(module, arguments)
+            results += [*_visible(ran.outputs, state), *_decided(ran)]
+    return [plain_numbers(tensor).detach() for tensor in results]
+
+
+def _decided(ran: Ran) -> list[Tensor]:
+    """Return what a model would decide by itself where it is told: that must not change, either."""
+    return [torch.tensor(ran.truths)] if ran.truths else []
+
+
+def _visible(outputs: Any, state: StatePairs) -> list[Tensor]:
+    hidden = {j for _, j in state}
+    if not hidden:
+        return tensor_leaves(outputs)
+    return [t for j, out in enumerate(outputs) if j not in hidden for t in tensor_leaves(out)]
+
+
+def differ(before: Sequence[Tensor], after: Sequence[Tensor], tolerance: float) -> bool:
+    """Return whether two lists of outputs differ by more than rounding."""
+    if [t.shape for t in before] != [t.shape for t in after]:
+        return True
+    for one, other in zip(before, after, strict=True):
+        if not one.is_floating_point():
+            if not torch.equal(one, other):
+                return True
+            continue
+        scale = one.abs().max().item() if one.numel() else 0.0
+        gap = (one - other).abs().max().item() if one.numel() else 0.0
+        if not gap <= tolerance * scale:
+            return True
+    return False
+
+
+def is_telling(outputs: Sequence[Tensor]) -> bool:
+    """Return whether outputs are finite and not all zero, so that a comparison says something."""
+    floats = [t for t in outputs if t.is_floating_point() and t.numel()] or list(outputs)
+    return all(bool(t.isfinite().all()) for t in floats) and any(bool(t.any()) for t in floats)
+
+
+@contextmanager
+def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    """Make new tensors of the model's own code as precise as the model."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+_DRAWS = 5  # how often values are drawn until the outputs are finite and not all zero
+WHY_PINNED = "permuting it changes the outputs"
+_HINT = "pin these groups in a plan of your own (`fedmerge plan -o`, then `plan`)"
+
+
+def verify_plan(
+    model: nn.Module,
+    plan: Plan,
+    inputs: tuple[Any, ...],
+    *,
+    rng: np.random.Generator,
+    state: StatePairs = (),
+    widths: Mapping[str, int] | None = None,
+) -> None:
+    """Raise ArchitectureError unless permuting all groups at once leaves the outputs unchanged.
+
+    Generic random values in all tensors, double precision at 1e-9 (single at 1e-4 if the model
+    asks for it), two forwards; on failure the groups are tried one by one. `widths` are those of
+    the groups in the model (default: from its shapes).
+    """
+    guilty = _guilty_groups(model, plan, inputs, rng=rng, state=state, widths=widths)
+    if guilty:
+        named = ", ".join(f"'{group}'" for group in guilty)
+        raise ArchitectureError(
+            f"the plan does not fit the model: permuting {named} changes its outputs", _HINT
+        )
+
+
+def pin_misfits(
+    model: nn.Module,
+    plan: Plan,
+    inputs: tuple[Any, ...],
+    *,
+    rng: np.random.Generator,
+    state: StatePairs = (),
+) -> Plan:
+    """Return a plan that is verified; groups around others (heads) that fail are pinned in it.
+
+    A note names them. Where other groups fail too, the plan is refused.
+    """
+    guilty = _guilty_groups(model, plan, inputs, rng=rng, state=state)
+    if not guilty:
+        return plan
+    shapes = {name: tuple(t.shape) for name, t in float_tensors(model)[0].items()}
+    widths = solve_widths(plan, shapes, source="the model")
+    heads = {g for t in plan.tensors.values() for axis in t.axes for g in outer_groups(axis)}
+    outer = {group: widths[group] for group in guilty if group in heads}
+    notes = (f"'{group}' is pinned: {WHY_PINNED}" for group in outer)
+    pinned = replace(pin_groups(plan, outer, WHY_PINNED), notes=(*plan.notes, *notes))
+    verify_plan(model, pinned, inputs, rng=rng, state=state)
+    return pinned
+
+
+def _guilty_groups(
+    model: nn.Module,
+    plan: Plan,
+    inputs: tuple[Any, ...],
+    *,
+    rng: np.random.Generator,
+    state: StatePairs,
+    widths: Mapping[str, int] | None = None,
+) -> list[str]:
+    """Return the groups whose permutation changes the outputs, all if only together they do."""
+    if not plan.groups:
+        return []
+    dtype = lowest_precision(model, inputs, state=state)
+    arguments = cast_inputs(inputs, dtype)
+    module, expected = _telling_model(model, arguments, dtype, state, rng)
+    shapes = {name: tuple(t.shape) for name, t in float_tensors(module)[0].items()}
+    widths = widths or solve_widths(plan, shapes, source="the model")
+    moves = {group: _moved(width, rng) for group, width in widths.items()}
+
+    def fails(groups: Mapping[str, IntArray]) -> bool:
+        still = {group: np.arange(width) for group, width in widths.items()}
+        changed = permuted(module, plan, {**still, **groups}, widths)
+        return differ(expected, run(changed, arguments, state=state), TOLERANCE[dtype])
+
+    if not fails(moves):
+        return []
+    return [group for group, move in moves.items() if fails({group: move})] or list(moves)
+
+
+def permuted(
+    module: nn.Module, plan: Plan, moves: Mapping[str, IntArray], widths: Mapping[str, int]
+) -> nn.Module:
+    """Return a copy of a module with unit u of every group moved to `moves[group][u]`."""
+    result = copied(module)
+    tensors = float_tensors(result)[0]
+    for name, planned in plan.tensors.items():
+        values: Tensor = tensors[name].detach()
+        for axis, layout in enumerate(planned.axes):
+            targets = torch.from_numpy(index_map(layout, moves, widths))
+            values = torch.empty_like(values).index_copy_(axis, targets, values)
+        with torch.no_grad():
+            tensors[name].copy_(values)
+    return result
+
+
+def _moved(width: int, rng: np.random.Generator) -> IntArray:
+    """Return a random permutation (width,) that is not the identity."""
+    while True:
+        move = rng.permutation(width)
+        if width < 2 or not np.array_equal(move, np.arange(width)):
+            return move
+
+
+def _telling_model(
+    model: nn.Module,
+    inputs: tuple[Any, ...],
+    dtype: torch.dtype,
+    state: StatePairs,
+    rng: np.random.Generator,
+) -> tuple[nn.Module, list[Tensor]]:
+    """Return a model with generic values, and its outputs, which must say something."""
+    for _ in range(_DRAWS):
+        module = generic_model(model, dtype, rng=rng)
+        outputs = run(module, inputs, state=state)
+        if is_telling(outputs):
+            break
+    else:
+        raise UntoldError(
+            "the plan cannot be verified: on random values the outputs are zero or not finite",
+            "give inputs that the model is made for with `input_shape` and `input_dtype`",
+        )
+    if differ(outputs, run(module, inputs, state=state), TOLERANCE[dtype]):
+        raise ArchitectureError(
+            "the model gives other outputs each time it runs, even in evaluation mode",
+            "turn off what is random in it",
+        )
+    return module, outputs
+
+
+Bundle: TypeAlias = tuple[str, ...]  # groups that grow together
+
+ADDED = 2  # zero units per group
+_STEPS = 3  # different numbers of added units in the last probe
+_CHANGED = "zero units change the outputs"
+
+
+@dataclass(frozen=True)
+class _Probe:
+    """A model with generic values and its outputs, to be compared with grown copies."""
+
+    module: nn.Module
+    plan: Plan
+    inputs: tuple[Any, ...]
+    state: StatePairs
+    outputs: list[Tensor]
+    widths: dict[str, int]
+    tolerance: float
+
+    def failure(self, groups: Sequence[str]) -> str:
+        """Return why growing these groups together fails, or nothing."""
+        return self.failure_at({g: w + ADDED * (g in groups) for g, w in self.widths.items()})
+
+    def failure_together(self, bundles: Sequence[Bundle]) -> str:
+        """Return why growing these bundles, by the same and by different numbers, fails."""
+        evenly = self.failure([g for bundle in bundles for g in bundle])
+        if evenly:
+            return evenly
+        added = {g: ADDED + k % _STEPS for k, bundle in enumerate(bundles) for g in bundle}
+        return self.failure_at({g: w + added.get(g, 0) for g, w in self.widths.items()})
+
+    def failure_at(self, widths: dict[str, int]) -> str:
+        """Return why the model at other widths fails, or nothing."""
+        try:
+            grown = resized(self.module, self.plan, self.widths, widths)
+            inputs = self._inputs_at(widths)
+            outputs = run(grown, inputs, state=self.state)
+        except UserCodeError as error:
+            return f"the resized model does not run: {_reason(error.__cause__ or error)}"
+        except ArchitectureError as error:
+            return f"the resized model does not run: {error.problem}"
+        return _CHANGED if differ(self.outputs, outputs, self.tolerance) else ""
+
+    def _inputs_at(self, widths: dict[str, int]) -> tuple[Any, ...]:
+        """Return the inputs, carried states with the axes of a grown width grown too."""
+        moved = {self.widths[g]: width for g, width in widths.items() if width > self.widths[g]}
+        arguments = list(self.inputs)
+        for i, _ in self.state:
+            arguments[i] = map_tensors(
+                lambda t: t.new_zeros([moved.get(s, s) for s in t.shape]), arguments[i]
+            )
+        return tuple(arguments)
+
+
+def probe_growth(
+    model: nn.Module,
+    plan: Plan,
+    inputs: tuple[Any, ...],
+    *,
+    rng: np.random.Generator,
+    state: StatePairs = (),
+) -> Plan:
+    """Return the plan with groups that can't take zero units marked so, with the reason.
+
+    All groups that may grow are tried together, then by halves; groups tied in width grow
+    together.
+    """
+    dtype = lowest_precision(model, inputs, state=state)
+    arguments = cast_inputs(inputs, dtype)
+    module = generic_model(model, dtype, rng=rng)
+    shapes = {name: tuple(t.shape) for name, t in float_tensors(module)[0].items()}
+    widths = solve_widths(plan, shapes, source="the model")
+    outputs = run(module, arguments, state=state)
+    plan = let_go(plan)
+    probe = _Probe(module, plan, arguments, state, outputs, widths, TOLERANCE[dtype])
+    fixed: dict[str, str] = {group.name: group.why for group in plan.groups if not group.can_grow}
+    good = _growable(probe, _bundles(plan, fixed), fixed)
+    good, ties = _together(probe, good, fixed)
+    groups = tuple(
+        replace(group, can_grow=False, why=fixed[group.name]) if group.name in fixed else group
+        for group in plan.groups
+    )
+    probed = replace(plan, groups=groups, same_width=(*plan.same_width, *ties))
+    return fix_widths(probed, widths)
+
+
+def _together(
+    probe: _Probe, good: list[Bundle], fixed: dict[str, str]
+) -> tuple[list[Bundle], list[Bundle]]:
+    """Return bundles that grow together by different numbers of units, and new ties among them.
+
+    Groups whose width is one number in the model's code must stay equally wide; if that does not
+    help, bundles are added one by one.
+    """
+    if not good or not probe.failure_together(good):
+        return good, []
+    by_width: dict[int, Bundle] = {}
+    for bundle in good:
+        width = probe.widths[bundle[0]]
+        by_width[width] = by_width.get(width, ()) + bundle
+    tied = list(by_width.values())
+    if not probe.failure_together(tied):
+        return tied, [bundle for bundle in tied if bundle not in good]
+    kept: list[Bundle] = []
+    for bundle in good:
+        why = probe.failure_together([*kept, bundle])
+        if why:
+            fixed.update(dict.fromkeys(bundle, f"not together with others: {why}"))
+        else:
+            kept.append(bundle)
+    return kept, []
+
+
+def resized(
+    module: nn.Module, plan: Plan, widths: dict[str, int], new_widths: dict[str, int]
+) -> nn.Module:
+    """Return a copy of a module at new widths, its units first and zero units behind them."""
+    result = copied(module)
+    aliases = float_tensors(result)[1]
+    before = {name: t.detach().clone() for name, t in float_tensors(result)[0].items()}
+    shapes = {
+        name: tuple(axis_size(axis, new_widths) for axis in tensor.axes)
+        for name, tensor in plan.tensors.items()
+    }
+    shapes |= {alias: shapes[name] for alias, name in aliases.items() if name in shapes}
+    resize_module(result, shapes)
+    kept = {group: np.arange(width) for group, width in widths.items()}
+    after = float_tensors(result)[0]
+    for name, tensor in plan.tensors.items():
+        maps = [torch.from_numpy(index_map(axis, kept, new_widths)) for axis in tensor.axes]
+        with torch.no_grad():
+            after[name].zero_()
+            if maps:
+                after[name][torch.meshgrid(*maps, indexing="ij")] = before[name]
+            else:
+                after[name].copy_(before[name])
+    return evaluating(result)
+
+
+def _reason(error: BaseException) -> str:
+    """Return why a resized model fails, for a plan: without files and lines."""
+    if isinstance(error, AssertionError):
+        return "its own check of sizes fails"
+    return message_of(error)
+
+
+def _bundles(plan: Plan, fixed: dict[str, str]) -> list[Bundle]:
+    """Return the groups that may grow, those that must stay equally wide together."""
+    bundles: dict[str, Bundle] = {group.name: (group.name,) for group in plan.groups}
+    for tie in plan.same_width:
+        joined = tuple(dict.fromkeys(g for group in tie for g in bundles[group]))
+        stuck = next((group for group in joined if group in fixed), None)
+        if stuck is not None:
+            why = f"must stay as wide as '{stuck}'"
+            fixed.update({group: why for group in joined if group not in fixed})
+        bundles.update(dict.fromkeys(joined, joined))
+    found = dict.fromkeys(bundles[group.name] for group in plan.groups)
+    return [bundle for bundle in found if not set(bundle) & fixed.keys()]
+
+
+def _growable(probe: _Probe, bundles: list[Bundle], fixed: dict[str, str]) -> list[Bundle]:
+    """Return the bundles that grow, halving a set that fails; the others' reasons go to `fixed`."""
+    if not bundles:
+        return []
+    why = probe.failure([group for bundle in bundles for group in bundle])
+    if not why:
+        return bundles
+    if len(bundles) == 1:
+        fixed.update(dict.fromkeys(bundles[0], why))
+        return []
+    middle = len(bundles) // 2
+    halves = bundles[:middle], bundles[middle:]
+    return [good for half in halves for good in _growable(probe, half, fixed)]

@@ -1,0 +1,321 @@
+"""The user's model code: built, brought to a client's widths, planned and checked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Protocol, TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fedmerge.architecture.from_code import (
+    ExportedProgram,
+    Ways,
+    deduce_inputs,
+    evaluating,
+    load_factory,
+    pin_misfits,
+    plan_model,
+    probe_growth,
+    program_inputs,
+    verify_plan,
+    ways_of,
+)
+from fedmerge.architecture.from_code.modules import StatePairs, plain_numbers
+from fedmerge.architecture.widths import resize_module
+from fedmerge.checkpoint import Checkpoint
+from fedmerge.errors import ArchitectureError, UsageError
+from fedmerge.private_torch import is_compiler_loaded, leaves, map_leaves
+from fedmerge.user_code import (
+    copied_object,
+    optional_tensors,
+    remember,
+    run_model,
+    state_of,
+    user_code,
+)
+from fedmerge.values.arrays import IntArray
+from fedmerge.values.clients import name_difference
+from fedmerge.values.plans import Norm, Plan
+
+_HINT = "say what it is fed with `input_shape`"
+PROBE_BATCH = 2  # samples that a model is planned with
+
+
+Factory: TypeAlias = Callable[..., nn.Module]
+
+
+class Samples(Protocol):
+    """What a model can be fed with."""
+
+    def batch(self, rows: IntArray, device: str) -> tuple[Tensor, Tensor]:
+        """Return the samples (count, ...) of some rows, and their targets."""
+
+
+@dataclass(frozen=True)
+class ModelCode:
+    """Where the user's model comes from, and what it is fed; running it is the user's wish."""
+
+    # package.module:name, file.py:name, a .pt2 or TorchScript file; or a class, function or module
+    factory: str | Factory | nn.Module
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    input_shapes: tuple[tuple[int, ...], ...] = ()  # with the batch; none: from the first layer
+    input_dtypes: tuple[str, ...] = ()  # of the first inputs
+    state: tuple[tuple[int, int], ...] = ()  # forward's arguments that are outputs of the last call
+
+    def build(self) -> nn.Module:
+        """Return the model as the user's code makes it; of a module, a copy."""
+        if isinstance(self.factory, str):
+            return load_factory(self.factory, self.arguments)
+        return _built(self.factory, self.arguments)
+
+    @property
+    def name(self) -> str:
+        """How messages call the model's code."""
+        if isinstance(self.factory, str):
+            return self.factory
+        kind = type(self.factory) if isinstance(self.factory, nn.Module) else self.factory
+        return getattr(kind, "__qualname__", type(kind).__qualname__)
+
+    @cached_property
+    def template(self) -> nn.Module:
+        """A model that is built once: to be planned, and to see what further ones share with it."""
+        return self.build()
+
+    def fed_with(self, samples: Samples) -> ModelCode:
+        """Return the code with real samples as its input, unless it is said what that is."""
+        if self.input_shapes:
+            return self
+        x, _ = samples.batch(np.zeros(PROBE_BATCH, dtype=np.int64), "cpu")
+        dtype = "float32" if x.is_floating_point() else "long"
+        return replace(self, input_shapes=(tuple(x.shape),), input_dtypes=(dtype,))
+
+    def inputs(self, model: nn.Module) -> tuple[Any, ...]:
+        """Return random inputs for the model, of the given shapes or of one at which it runs.
+
+        States that are not among them start as zeros, shaped like the outputs that they are.
+        """
+        inputs: list[Any] = []
+        for number, shape in enumerate(self.input_shapes or (None,)):
+            given = self.input_dtypes[number : number + 1]
+            dtype = _torch_dtype(given[0]) if given else None
+            inputs += deduce_inputs(model, shape=shape, dtype=dtype)
+        missing = sorted(pair for pair in self.state if pair[0] >= len(inputs))
+        if missing:
+            outputs = _call(model, inputs, len(missing))
+            inputs += [map_leaves(torch.zeros_like, outputs[output]) for _, output in missing]
+        return tuple(inputs)
+
+
+Model: TypeAlias = ModelCode | str | Factory | nn.Module
+
+
+def as_model_code(model: Model) -> ModelCode:
+    """Return the code that a user means: a reference, a class, a function or a module."""
+    if isinstance(model, ModelCode):
+        return model
+    if isinstance(model, str | Path):
+        return ModelCode(str(model))
+    if isinstance(model, nn.Module) or callable(model):
+        return ModelCode(model)
+    raise UsageError(
+        f"`model` is {type(model).__name__}, expected a class, a function, a module or a reference",
+        'give what builds the model, e.g. model=Net, or model="net.py:Net"',
+    )
+
+
+def _built(factory: Factory | nn.Module, arguments: Mapping[str, Any]) -> nn.Module:
+    code = ModelCode(factory)
+    if isinstance(factory, nn.Module):
+        with user_code("the model cannot be copied", of=factory):
+            copied: nn.Module = copied_object(factory, {})
+        return copied
+    hint = "give what builds the model: a class or function that needs no arguments, or a lambda"
+    with user_code(f"{code.name}() fails", hint=hint):
+        built = factory(**arguments)
+    if not isinstance(built, nn.Module):
+        raise ArchitectureError(
+            f"{code.name}() returns {type(built).__name__}, expected an nn.Module", hint
+        )
+    remember(built, code.name)
+    return built
+
+
+def plan_code(code: ModelCode, client: Checkpoint, *, seed: int) -> Plan:
+    """Return the plan of the user's model at a client's widths, checked by numbers."""
+    model = code.template
+    names = model_names(client, model)
+    resize_module(model, {names[name]: info.shape for name, info in client.tensors.items()})
+    inputs = code.inputs(model)
+    plan = plan_checked(model, inputs, seed=seed, state=code.state)
+    notes = list(plan.notes)
+    if not code.input_shapes:
+        shapes = ", ".join("×".join(map(str, tensor.shape)) for tensor in tensors_in(inputs))
+        notes.append(f"the model was run on random inputs of shape {shapes}")
+    if not _is_prefixed(names, client) and any(name != own for own, name in names.items()):
+        notes.append("the file's names differ from the model's: paired in order, shapes agree")
+    own_names = {model_name: name for name, model_name in names.items()}
+    return _renamed(replace(plan, notes=tuple(notes)), own_names)
+
+
+def plan_program(client: Checkpoint, *, seed: int) -> Plan:
+    """Return the plan of the graph that a client's file has, checked by numbers.
+
+    Only ATen ops of a table are run, no code of the file's.
+    """
+    assert client.program is not None
+    model = ExportedProgram(client.program, together=True)
+    names = model_names(client, model)
+    plan = plan_checked(model, program_inputs(model), seed=seed, state=())
+    notes = (f"the plan comes from the graph in {client.name}'s file", *plan.notes)
+    own_names = {model_name: name for name, model_name in names.items()}
+    return _renamed(replace(plan, architecture="an exported program", notes=notes), own_names)
+
+
+def plan_checked(
+    model: nn.Module, inputs: tuple[Any, ...], *, seed: int, state: StatePairs
+) -> Plan:
+    """Return a model's plan after it held on every way through the model."""
+    rng = np.random.default_rng(seed)
+    ways, plan = _planned(model, inputs, state)
+
+    def check(given: tuple[Any, ...]) -> None:
+        nonlocal plan
+        plan = pin_misfits(model, plan, given, rng=rng, state=state)
+        plan = probe_growth(model, plan, given, rng=rng, state=state)
+
+    ways.follow(check)
+    return replace(plan, notes=(*plan.notes, *ways.notes))
+
+
+def _planned(model: nn.Module, inputs: tuple[Any, ...], state: StatePairs) -> tuple[Ways, Plan]:
+    """Return ways and plan of a run; of a second one where the first only loaded torch's compiler.
+
+    Some functions call the compiler by themselves (flex attention), which fails under our modes
+    unless it is told beforehand to stand aside.
+    """
+    was_loaded = is_compiler_loaded()
+    ways = ways_of(model, inputs, state=state)
+    if is_compiler_loaded() and not was_loaded:
+        ways = ways_of(model, inputs, state=state)
+    return ways, plan_model(model, inputs, state=state, ways=ways)
+
+
+def check_plan(code: ModelCode, client: Checkpoint, plan: Plan, *, seed: int) -> None:
+    """Refuse a plan that the user's model contradicts."""
+    model = code.template
+    names = model_names(client, model)
+    resize_module(model, {names[name]: info.shape for name, info in client.tensors.items()})
+    inputs = code.inputs(model)
+    rng = np.random.default_rng(seed)
+    own = _renamed(plan, names)
+    ways_of(model, inputs, state=code.state).follow(
+        lambda given: verify_plan(model, own, given, rng=rng, state=code.state)
+    )
+
+
+def model_names(client: Checkpoint, model: nn.Module) -> dict[str, str]:
+    """Return the model's name of every tensor of a file: the same, prefixed, or by order.
+
+    By order only if the last parts of the names agree one by one, and the numbers of axes. A file
+    may lack what torch does without when it loads it.
+    """
+    expected = state_of(model)
+    written = {name: client.output_name(name) for name in client.tensors}
+    plain = {name: name for name in client.tensors}
+    for needed in _needed_names(model, set(expected)):
+        for names in (written, plain):
+            if needed <= set(names.values()) <= set(expected):
+                return names
+        own = [(name.rpartition(".")[2], len(i.shape)) for name, i in client.tensors.items()]
+        others = [name for name in expected if name in needed]
+        if own == [(name.rpartition(".")[2], expected[name].dim()) for name in others]:
+            return dict(zip(client.tensors, others, strict=True))
+    raise ArchitectureError(
+        f"{client.name}: {name_difference(plain, expected)}, compared with the model",
+        "build the model whose checkpoints were merged",
+    )
+
+
+def _needed_names(model: nn.Module, names: set[str]) -> Iterator[set[str]]:
+    """Yield the names that a file has as a rule, and those that it must have."""
+    yield names
+    yield names - optional_tensors(model)
+
+
+def _is_prefixed(names: Mapping[str, str], client: Checkpoint) -> bool:
+    return all(model_name == client.output_name(name) for name, model_name in names.items())
+
+
+def _renamed(plan: Plan, names: Mapping[str, str]) -> Plan:
+    """Return the plan under other tensor names."""
+    return replace(
+        plan,
+        tensors={names[name]: tensor for name, tensor in plan.tensors.items()},
+        norms=tuple(_renamed_norm(norm, names) for norm in plan.norms),
+    )
+
+
+def _renamed_norm(norm: Norm, names: Mapping[str, str]) -> Norm:
+    fields: dict[str, Any] = {
+        key: names[value] if isinstance(value, str) else value for key, value in vars(norm).items()
+    }
+    return Norm(**fields)
+
+
+def _torch_dtype(name: str) -> torch.dtype:
+    dtype = getattr(torch, name, None)
+    if not isinstance(dtype, torch.dtype):
+        raise UsageError(f"`input_dtype` is {name!r}, expected a torch dtype, e.g. float32 or long")
+    return dtype
+
+
+def _call(model: nn.Module, inputs: Sequence[Any], states: int) -> Any:
+    """Return what the model gives without its states, or ask for their shapes."""
+    evaluating(model)
+    what = "the model does not run without its state"
+    hint = "give the shapes of all its inputs, one `input_shape` each"
+    with torch.no_grad(), user_code(what, of=model, hint=hint):
+        try:
+            return model(*inputs)
+        except TypeError:
+            return model(*inputs, *[None] * states)
+
+
+def outputs_of(model: nn.Module, inputs: Sequence[Any]) -> list[torch.Tensor]:
+    """Return all tensors among a model's outputs in evaluation mode."""
+    return [plain_numbers(tensor) for tensor in tensors_in(evaluated(model, inputs))]
+
+
+def evaluated(model: nn.Module, inputs: Sequence[Any], *, has_gradient: bool = False) -> Any:
+    """Return a model's outputs in evaluation mode."""
+    with torch.set_grad_enabled(has_gradient):
+        return run_model(evaluating(model), inputs, hint=_HINT)
+
+
+def tensors_in(value: object) -> list[torch.Tensor]:
+    """Return the tensors of nested lists, tuples and dictionaries."""
+    return [t for t in leaves(value) if isinstance(t, torch.Tensor)]
+
+
+BUILDER = "fedmerge.architecture.model_code:build"
+
+
+def build(
+    shapes: Mapping[str, tuple[int, ...]],
+    *,
+    factory: str,
+    arguments: Mapping[str, Any],
+    aliases: Mapping[str, str],
+) -> nn.Module:
+    """Return the model that the user's code builds, resized to these shapes.
+
+    `aliases` are further names of tied tensors, which have no shape of their own.
+    """
+    model = ModelCode(factory, arguments).build()
+    resize_module(model, {**shapes, **{alias: shapes[name] for alias, name in aliases.items()}})
+    return model

@@ -1,0 +1,55 @@
+from .checkpoints import (
+    Checkpoint as Checkpoint,
+    NamedTensors as NamedTensors,
+    from_state_dict as from_state_dict,
+    open_checkpoint as open_checkpoint,
+    open_tensors as open_tensors,
+)
+from .files import ReadOptions as ReadOptions, SourceFile as SourceFile
+from .npz import (
+    Rows as Rows,
+    StoredRows as StoredRows,
+    in_memory as in_memory,
+    open_npz as open_npz,
+    read_npy as read_npy,
+)
+from .outputs import (
+    ABANDONED as ABANDONED,
+    OUTPUT_SUFFIXES as OUTPUT_SUFFIXES,
+    LockFile as LockFile,
+    Staging as Staging,
+    check_output as check_output,
+    check_targets as check_targets,
+    leave_nothing as leave_nothing,
+    naming_alone as naming_alone,
+    staging as staging,
+)
+from .paths import (
+    MODEL_SUFFIXES as MODEL_SUFFIXES,
+    client_names as client_names,
+    expand_paths as expand_paths,
+    merged_files as merged_files,
+    parse_size as parse_size,
+    read_record as read_record,
+    readable as readable,
+    record_path as record_path,
+    written_path as written_path,
+)
+from .pickle_machine import (
+    UNRESOLVED as UNRESOLVED,
+    PickleError as PickleError,
+    Trust as Trust,
+    read_pickle as read_pickle,
+)
+from .tensors import (
+    View as View,
+    array_digest as array_digest,
+    non_finite as non_finite,
+    raw_bytes as raw_bytes,
+    to_torch as to_torch,
+)
+from .writing import (
+    write_bytes as write_bytes,
+    write_model as write_model,
+    write_text as write_text,
+)

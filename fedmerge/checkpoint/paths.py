@@ -1,0 +1,486 @@
+"""Which files a path means, what they are by their first bytes, and where the merge record is."""
+
+import glob
+import json
+import re
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from pathlib import Path, PurePosixPath, PureWindowsPath
+from typing import Any, Literal, TypeAlias
+
+from msgspec import Struct
+
+from fedmerge.checkpoint.files import (
+    Contents,
+    ReadOptions,
+    SourceFile,
+    damaged,
+    listed,
+    read_directory,
+    unreadable,
+)
+from fedmerge.checkpoint.safetensors_files import LARGEST_HEADER, read_safetensors
+from fedmerge.checkpoint.torch_files import is_torch_pickle
+from fedmerge.decoding import Fail, decode_json, read_text
+from fedmerge.errors import CheckpointError, UsageError
+
+Kind: TypeAlias = Literal[
+    "zip", "legacy", "safetensors", "index", "pickle", "exported program", "TorchScript"
+]
+
+_HEAD = 4096
+_STATE_DICT = "save the model's state dict with torch.save or safetensors"
+_UNPACK = "unpack it first"
+
+_FOREIGN: tuple[tuple[str, str, str], ...] = (  # pattern of the first bytes, what it is, hint
+    (r"version https://git-lfs", "a Git LFS pointer, not the file itself", "run `git lfs pull`"),
+    (r"\s*<(!doctype html|html|head|\?xml)", "a web page, not a checkpoint", "download it again"),
+    (r"\x93NUMPY", "a numpy array (.npy), not a checkpoint", _STATE_DICT),
+    (r"\x89HDF\r\n\x1a\n", "an HDF5 file (Keras?), not a torch checkpoint", _STATE_DICT),
+    (r"GGUF|GGML|ggjt", "a GGUF/GGML file, not a torch checkpoint", _STATE_DICT),
+    (r"\x1f\x8b", "a gzip file", _UNPACK),
+    (r"BZh|\xfd7zXZ|7z\xbc\xaf|\x28\xb5\x2f\xfd|Rar!", "a compressed archive", _UNPACK),
+    (
+        r".{257}ustar",
+        "a tar archive, as torch wrote before version 0.1.10 or as made by `tar`",
+        "unpack it, or save the state dict again with a current torch",
+    ),
+)
+_FOREIGN_PATTERNS = tuple(
+    (re.compile(pattern.encode("latin-1"), re.IGNORECASE | re.DOTALL), what, hint)
+    for pattern, what, hint in _FOREIGN
+)
+
+
+_ARCHIVES: tuple[tuple[str, Kind], ...] = (  # pattern of a record's name, what such a zip is
+    (r"[^/]+/constants\.pkl", "TorchScript"),
+    (r"([^/]+/)?(archive_format|serialized_exported_program\.json)", "exported program"),
+)
+
+
+def kind_of(path: Path) -> Kind:
+    """Return which reader a file needs; raise what it is if none."""
+    try:
+        if not path.is_file():
+            raise CheckpointError(f"{path}: {_no_file(path)}")
+        return _kind(SourceFile.of(path))
+    except OSError as error:
+        raise unreadable(path, error) from error
+
+
+def _no_file(path: Path) -> str:
+    if not path.exists():
+        return "no such file"
+    return "a folder, not a checkpoint" if path.is_dir() else "not a regular file"
+
+
+def _kind(file: SourceFile) -> Kind:
+    path, head = file.path, file.whole.read(0, min(_HEAD, file.size))
+    if not head:
+        raise CheckpointError(f"{path}: an empty file", "copy or download it again")
+    if head.startswith((b"PK\x03\x04", b"PK\x05\x06")):
+        return _zip_kind(file)
+    if _is_safetensors(head):
+        return "safetensors"
+    for pattern, what, hint in _FOREIGN_PATTERNS:
+        if pattern.match(head):
+            raise CheckpointError(f"{path}: {what}", hint)
+    return _pickle_kind(file, head) or _text_kind(path, head)
+
+
+def _zip_kind(file: SourceFile) -> Kind:
+    names = [entry.name for entry in read_directory(file.whole)]
+    for pattern, kind in _ARCHIVES:
+        if any(re.fullmatch(pattern, name) for name in names):
+            return kind
+    if names and all(name.endswith(".npy") for name in names):
+        raise CheckpointError(f"{file.path}: a numpy archive (.npz), not a checkpoint", _STATE_DICT)
+    return "zip"
+
+
+def _is_safetensors(head: bytes) -> bool:
+    length = int.from_bytes(head[:8], "little")
+    return head[8:9] == b"{" and 2 <= length <= LARGEST_HEADER
+
+
+def _pickle_kind(file: SourceFile, head: bytes) -> Kind | None:
+    is_torch = is_torch_pickle(file)
+    if is_torch:
+        return "legacy"
+    # Protocols 0 and 1 have no mark of their own, so only a whole pickle counts as one.
+    return "pickle" if is_torch is not None or re.match(rb"\x80[\x02-\x05]", head) else None
+
+
+def _text_kind(path: Path, head: bytes) -> Kind:
+    if head.lstrip()[:1] in (b"{", b"["):
+        return _json_kind(path)
+    if _is_text(head):
+        raise CheckpointError(f"{path}: a text file, not a checkpoint")
+    raise CheckpointError(
+        f"{path}: not a checkpoint (unknown format)",
+        "fedmerge reads torch files (.pt, .pth, .bin, .ckpt, .pt2, TorchScript) and safetensors",
+    )
+
+
+def _is_text(head: bytes) -> bool:
+    try:
+        head[: _HEAD - 4].decode("utf-8")  # a character may be cut at the very end
+    except UnicodeDecodeError:
+        return False
+    return re.search(rb"[\x00-\x08\x0e-\x1f]", head) is None
+
+
+def _json_kind(path: Path) -> Kind:
+    def fail(reason: str) -> CheckpointError:
+        return damaged(path, f"it looks like JSON but cannot be parsed: {reason}")
+
+    content = decode_json(read_text(path, fail=fail), Any, fail=fail)
+    if isinstance(content, dict) and "weight_map" in content:
+        return "index"
+    raise CheckpointError(f"{path}: a JSON file, not a checkpoint")
+
+
+RECORD_KEY = "fedmerge"  # of the safetensors metadata
+
+# A list without lists, objects or strings in it. Strings hold no raw newline, so none can match.
+_SPREAD_LIST = re.compile(r"\[\n([^\[\]{}\"]*)\]")
+
+
+def record_path(path: str | Path) -> Path:
+    """Return where the record of a file that is not safetensors lies.
+
+    >>> record_path("global.pt").name
+    'global.pt.json'
+    """
+    path = Path(path)
+    return path.with_name(path.name + ".json")
+
+
+def read_record(path: str | Path) -> dict[str, Any]:
+    """Return the merge record of a merged file."""
+    path = Path(path)
+    try:
+        return _PLACES.get(kind_of(path), _beside)(path)
+    except OSError as error:
+        raise unreadable(path, error) from error
+
+
+def has_record(path: Path) -> bool:
+    """Return whether a file is a merged model: its record is inside or beside it."""
+    try:
+        return RECORD_KEY in read_record(path)
+    except CheckpointError:
+        return False
+
+
+def readable(record: Mapping[str, Any]) -> str:
+    """Return a record as indented JSON, each list of numbers on one line.
+
+    >>> print(readable({"seed": 0, "widths": [[1, 2], [3]]}), end="")
+    {
+     "seed": 0,
+     "widths": [
+      [1, 2],
+      [3]
+     ]
+    }
+    """
+    text = json.dumps(record, indent=1, ensure_ascii=False, allow_nan=False)
+    return _SPREAD_LIST.sub(lambda found: f"[{' '.join(found[1].split())}]", text) + "\n"
+
+
+def compact(content: Mapping[str, Any]) -> str:
+    """Return JSON without any space."""
+    return json.dumps(content, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+
+
+def _inside(path: Path) -> dict[str, Any]:
+    text = read_safetensors(SourceFile.of(path), ReadOptions()).metadata.get(RECORD_KEY)
+    if text is None:
+        raise _missing(path, f"no '{RECORD_KEY}' in its metadata")
+    return _parsed(path, text)
+
+
+def _in_index(path: Path) -> dict[str, Any]:
+    metadata = _parsed(path, read_text(path, fail=_unreadable(path))).get("metadata")
+    record = metadata.get(RECORD_KEY) if isinstance(metadata, dict) else None
+    if record is None:
+        raise _missing(path, f"no '{RECORD_KEY}' in its metadata")
+    if not isinstance(record, dict):
+        raise damaged(path, "its merge record is no JSON object")
+    return record
+
+
+def _beside(path: Path) -> dict[str, Any]:
+    place = record_path(path)
+    if not place.exists():
+        raise _missing(path, f"no {place.name} beside it")
+    return _parsed(place, read_text(place, fail=_unreadable(place)))
+
+
+def _parsed(path: Path, text: str | bytes) -> dict[str, Any]:
+    return decode_json(
+        text,
+        dict[str, Any],
+        fail=lambda reason: damaged(path, f"its merge record is no JSON object: {reason}"),
+    )
+
+
+def _unreadable(path: Path) -> Fail:
+    return lambda reason: CheckpointError(f"{path}: cannot be read ({reason})")
+
+
+def _missing(path: Path, why: str) -> CheckpointError:
+    return CheckpointError(
+        f"{path}: has no merge record ({why})", "only files that fedmerge wrote have one"
+    )
+
+
+_PLACES: Mapping[str, Callable[[Path], dict[str, Any]]] = {
+    "safetensors": _inside,
+    "index": _in_index,
+}
+
+
+INDEX = ".index.json"
+_SIZE = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*")
+_DECIMAL = {"kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
+_BINARY = {"kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
+_UNITS = {"": 1, "b": 1, **_DECIMAL, **_BINARY}  # in lower case
+
+
+def parse_size(size: str | int | None) -> int | None:
+    """Return a size in bytes, from a number or text with a unit; None stays None.
+
+    >>> [parse_size(size) for size in ("2GB", "1.5 MiB", "500", 7, None)]
+    [2000000000, 1572864, 500, 7, None]
+    """
+    if size is None:
+        return None
+    found = _SIZE.fullmatch(str(size))
+    unit = _UNITS.get(found[2].lower()) if found else None
+    count = int(float(found[1]) * unit) if found and unit else 0
+    if count < 1:
+        raise UsageError(
+            f"`shard_size` is {str(size)!r}, expected a number of bytes, e.g. 2GB, 500MB or 1GiB"
+        )
+    return count
+
+
+def index_path(path: Path) -> Path:
+    """Return where the index of a sharded output lies.
+
+    >>> index_path(Path("global.safetensors")).name
+    'global.safetensors.index.json'
+    """
+    return path.with_name(path.name + INDEX)
+
+
+def written_path(path: str | Path, *, sharded: bool) -> Path:
+    """Return the file to open in order to read an output: itself, or the index of its shards."""
+    return index_path(Path(path)) if sharded else Path(path)
+
+
+def existing_files(path: Path) -> list[Path]:
+    """Return what is there of an output by this name: one file, an index, shards of any number.
+
+    Also shards that a killed run left parked.
+    """
+    name = re.escape(path.stem) + r"-[0-9]{5,}-of-[0-9]{5,}" + re.escape(path.suffix)
+    shard = re.compile(rf"{name}|\.fedmerge-{name}\.old")
+    found = sorted(p for p in path.parent.iterdir() if shard.fullmatch(p.name))
+    return [p for p in (path, index_path(path), *found) if p.exists() or p.is_symlink()]
+
+
+MOST_SHARDS = 10_000
+
+
+class ShardIndex(Struct):
+    """What is needed of an index; it may hold more."""
+
+    weight_map: dict[str, str]  # tensor → file
+
+
+def read_index(path: Path, read_shard: Callable[[SourceFile], Contents]) -> Contents:
+    """Read the union of the shards that a `*.index.json` names, each file once."""
+    places, index = weight_map(path), SourceFile.of(path)
+    read: dict[Hashable, Contents] = {}  # by file: one may have many names
+    shards: dict[str, Contents] = {}
+    for shard in sorted(set(places.values())):
+        file = _shard_file(index, shard)
+        if file.identity not in read:
+            read[file.identity] = read_shard(file)
+        shards[shard] = read[file.identity]
+    tree = {name: _tensor(path, name, shard, shards[shard]) for name, shard in places.items()}
+    kinds = sorted(
+        {"safetensors" if c.container == "safetensors" else "torch" for c in read.values()}
+    )
+    metadata = {k: v for contents in read.values() for k, v in contents.metadata.items()}
+    files = (index, *(file for contents in read.values() for file in contents.files))
+    return Contents(f"sharded {' and '.join(kinds)}", tree, files, metadata)
+
+
+def weight_map(path: Path) -> dict[str, str]:
+    """Return which shard an index names for each tensor."""
+
+    def fail(reason: str) -> CheckpointError:
+        return damaged(path, f"no readable shard index: {reason}")
+
+    places = decode_json(read_text(path, fail=fail), ShardIndex, fail=fail).weight_map
+    if not places:
+        raise CheckpointError(f"{path}: its weight_map names no tensors")
+    if len(set(places.values())) > MOST_SHARDS:
+        raise CheckpointError(f"{path}: its weight_map names more than {MOST_SHARDS:,} shards")
+    return places
+
+
+def _shard_file(index: SourceFile, shard: str) -> SourceFile:
+    if not _stays_inside(shard):
+        raise CheckpointError(
+            f"{index.path}: names a shard outside its folder: {shard!r}", "do not trust this index"
+        )
+    path = index.path.parent / shard
+    if not path.exists():
+        raise CheckpointError(
+            f"{index.path}: its shard {shard!r} is missing", "copy or download all shards"
+        )
+    return SourceFile.of(path, index.budget)
+
+
+def _stays_inside(shard: str) -> bool:
+    """Decide by the name alone: links are fine, model caches are made of them."""
+    for flavour in (PurePosixPath(shard), PureWindowsPath(shard)):
+        if flavour.anchor or ".." in flavour.parts or not flavour.parts:
+            return False
+    return shard.isprintable()
+
+
+def _tensor(index: Path, name: str, shard: str, contents: Contents) -> object:
+    if not isinstance(contents.tree, Mapping) or name not in contents.tree:
+        held = list(map(str, contents.tree)) if isinstance(contents.tree, Mapping) else []
+        raise CheckpointError(
+            f"{index}: '{name}' is not in its shard {shard!r}",
+            f"the shard holds {listed(held) or 'no tensors'}; copy or download all files again",
+        )
+    return contents.tree[name]
+
+
+MODEL_SUFFIXES = (
+    *(".pt", ".pth", ".bin", ".ckpt", ".safetensors", ".t7", ".tar"),
+    *(".pt2", ".ts", ".torchscript"),
+)
+
+_MODEL_FILES = (  # what Hugging Face libraries call a model's file, the best first
+    "model.safetensors",
+    "diffusion_pytorch_model.safetensors",
+    "pytorch_model.bin",
+    "diffusion_pytorch_model.bin",
+)
+
+
+def expand_paths(arguments: Sequence[str | Path]) -> list[Path]:
+    """Return the checkpoints that files, folders and globs stand for, in natural order each."""
+    try:
+        return [path for argument in arguments for path in _expand(argument)]
+    except OSError as error:
+        raise unreadable(error.filename or "a path", error) from error
+
+
+def merged_files(arguments: Sequence[str | Path]) -> list[Path]:
+    """Return the files in folders that stand for no client, since they were merged here."""
+    folders = [path for path in map(Path, arguments) if path.is_dir() and not model_file(path)]
+    files = [path for folder in folders for path in folder.iterdir() if has_record(path)]
+    return sorted((p for p in files if p.suffix.lower() in MODEL_SUFFIXES), key=_natural)
+
+
+def client_names(paths: Sequence[Path]) -> list[str]:
+    """Return the paths' stems, made different by -2, -3, … where they repeat.
+
+    >>> client_names([Path("a/model.pt"), Path("b/model.pt"), Path("model-2.pt")])
+    ['model', 'model-3', 'model-2']
+    """
+    stems = [_stem(path) for path in paths]
+    reserved, taken, counts = set(stems), set[str](), dict[str, int]()
+    names: list[str] = []
+    for stem in stems:
+        name, count = stem, counts.get(stem, 1)
+        while name in taken or (count > 1 and name in reserved):
+            count += 1
+            name = f"{stem}-{count}"
+        counts[stem] = count
+        taken.add(name)
+        names.append(name)
+    return names
+
+
+def model_file(folder: Path) -> Path | None:
+    """Return the index or model file of a Hugging Face folder, None for other folders.
+
+    A merged model's index among clients makes no such folder.
+    """
+    known = [folder / (name + INDEX) for name in _MODEL_FILES]
+    others = sorted(folder.glob(f"*{INDEX}"))
+    files = [folder / name for name in _MODEL_FILES if (folder / "config.json").exists()]
+    found = [path for path in [*known, *others, *files] if path.is_file()]
+    if found and found[0].name.endswith(INDEX) and _clients_in(folder):
+        found = [path for path in found if not has_record(path)]
+    return found[0] if found else None
+
+
+def _expand(argument: str | Path) -> list[Path]:
+    path = Path(argument)
+    if path.is_dir():
+        return [path] if model_file(path) else _files_in(path)
+    if path.exists():
+        return [path]
+    if not glob.has_magic(str(argument)):
+        raise CheckpointError(f"{argument}: no such file")
+    found = glob.glob(str(argument), recursive=True)  # noqa: PTH207 (absolute patterns too)
+    matches = sorted(map(Path, found), key=_natural)
+    if not matches:
+        raise CheckpointError(f"{argument}: no file matches this pattern")
+    return [path for match in matches for path in _expand(match)]
+
+
+def _files_in(folder: Path) -> list[Path]:
+    files = _clients_in(folder)
+    if not files:
+        raise CheckpointError(
+            f"{folder}: a folder without checkpoint files",
+            f"they end in {', '.join(MODEL_SUFFIXES)}",
+        )
+    return sorted(files, key=_natural)
+
+
+def _clients_in(folder: Path) -> list[Path]:
+    """Return the checkpoint files of a folder but for shards and what was merged here before."""
+    shards = {shard for index in folder.glob(f"*{INDEX}") for shard in _shards_of(index)}
+    return [
+        path
+        for path in folder.iterdir()
+        if path.suffix.lower() in MODEL_SUFFIXES
+        and not path.name.startswith(".")
+        and path.name not in shards
+        and not has_record(path)
+    ]
+
+
+def _shards_of(index: Path) -> set[str]:
+    try:
+        return set(weight_map(index).values())
+    except (CheckpointError, OSError):
+        return set()
+
+
+def _natural(path: Path) -> list[tuple[int, str, int]]:
+    """Order c2 before c10."""
+    parts = re.findall(r"(\d+)|(\D+)", str(path))
+    return [(0, "", int(number)) if number else (1, text, 0) for number, text in parts]
+
+
+def _stem(path: Path) -> str:
+    if path.is_dir():
+        return path.resolve().name
+    stem = path.name.removesuffix(INDEX)
+    while Path(stem).suffix.lower() in MODEL_SUFFIXES:
+        stem = Path(stem).stem
+    return stem if stem != path.name else path.stem

@@ -1,0 +1,462 @@
+"""The state dict among all that a checkpoint holds, under plain names."""
+
+import re
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+import torch
+
+from fedmerge.checkpoint.files import MOST_TENSORS, Contents, ReadOptions, listed
+from fedmerge.checkpoint.pickle_machine import Inert
+from fedmerge.checkpoint.tensors import StoredTensor, describe
+from fedmerge.errors import CheckpointError
+
+_COMPILED = "_orig_mod"  # torch.compile, anywhere in a name
+_PARALLEL = "module"  # DataParallel, in front of all names
+_WRAPPED = "model"  # Lightning and others, in front of all names; stays in written names
+
+
+@dataclass(frozen=True)
+class Names:
+    """Stored names and what they are called without wrappers."""
+
+    plain: Mapping[str, str]  # stored name -> normalised name
+    prefix: str  # "model." as often as it was in front of all names
+    removed: tuple[str, ...]  # wrappers that were dropped, e.g. ("module.",)
+
+
+def strip_wrappers(names: Iterable[str]) -> Names:
+    """Drop wrappers from names, in any order and repeatedly.
+
+    >>> names = strip_wrappers(["module.model._orig_mod.fc.weight"])
+    >>> list(names.plain.values()), names.prefix, names.removed
+    (['fc.weight'], 'model.', ('module.', '_orig_mod.'))
+    """
+    stored = {name: name.split(".") for name in names}
+    parts = {name: _without_compiled(split) for name, split in stored.items()}
+    front = _common_front(list(parts.values()))
+    plain = {name: ".".join(rest[len(front) :]) for name, rest in parts.items()}
+    removed = {
+        f"{_PARALLEL}.": _PARALLEL in front,
+        f"{_COMPILED}.": any(len(parts[name]) < len(stored[name]) for name in stored),
+    }
+    prefix = f"{_WRAPPED}." * front.count(_WRAPPED)
+    return Names(plain, prefix, tuple(name for name, there in removed.items() if there))
+
+
+def _without_compiled(parts: list[str]) -> list[str]:
+    kept = [part for part in parts[:-1] if part != _COMPILED]
+    return [*kept, parts[-1]]
+
+
+def _common_front(names: list[list[str]]) -> list[str]:
+    """Return the wrappers' names that all names start with, leaving each at least one part."""
+    front: list[str] = []
+    shortest = min((len(parts) for parts in names), default=0)
+    for place in range(shortest - 1):
+        here = {parts[place] for parts in names}
+        if len(here) != 1 or not here <= {_PARALLEL, _WRAPPED}:
+            break
+        front += here
+    return front
+
+
+Tensors = Mapping[str, StoredTensor]
+_MOST_PREFIXES = 16  # that are tried; wrappers put one or two in front of all names
+_WORD = re.compile(  # model_ema, EMA; EMACallback; modelEma
+    r"(?<![a-zA-Z0-9])(?i:ema)(?![a-zA-Z0-9])"
+    r"|(?<![A-Z])EMA(?=[A-Z][a-z])"
+    r"|(?<=[a-z])(?:EMA|Ema)(?![a-z])"
+)
+
+
+def is_ema(path: str) -> bool:
+    """Whether "ema" is a word of a dotted path.
+
+    >>> [is_ema(path) for path in ("model_ema", "ema.fc.weight", "EMACallback", "modelEMA")]
+    [True, True, True, True]
+    >>> [is_ema(path) for path in ("schema.weight", "SCHEMAView", "email", "emap.weight")]
+    [False, False, False, False]
+    """
+    return _WORD.search(path) is not None
+
+
+def split_ema(tensors: Tensors) -> tuple[Tensors, Tensors]:
+    """Return the raw tensors and their EMA copies, the copies under the raw names.
+
+    Names with the word "ema" that copy nothing are ordinary layers and stay with the raw ones.
+    """
+    tails = {name: _after_ema(name) for name in tensors if is_ema(name)}
+    raw = {name: tensor for name, tensor in tensors.items() if name not in tails}
+    copies = {name: tail for name, tail in tails.items() if tensors[name].is_weight}
+    if not copies:
+        return tensors, {}
+    if not any(tensor.is_weight for tensor in raw.values()):
+        return {}, {tail: tensors[name] for name, tail in tails.items() if tail}
+    for prefix in _prefixes(raw, next(iter(copies.values())))[:_MOST_PREFIXES]:
+        twins = {_squashed(n[len(prefix) :]): n for n in raw if n.startswith(prefix)}
+        if all(
+            _is_copy(tensors, name, twins.get(_squashed(tail))) for name, tail in copies.items()
+        ):
+            pairs = {twins.get(_squashed(tail)): name for name, tail in tails.items()}
+            return raw, {n: tensors[pairs[n]] for n in raw if n in pairs}
+    return tensors, {}
+
+
+def _after_ema(name: str) -> str:
+    parts = name.split(".")
+    place = next(index for index, part in enumerate(parts) if is_ema(part))
+    return ".".join(parts[place + 1 :])
+
+
+def _prefixes(raw: Tensors, tail: str) -> list[str]:
+    """Return each "a.b." in front of a raw name that goes on like the tail, shortest first."""
+    end = _squashed(tail)
+    ends = [
+        (name, len(squashed) - len(end))
+        for name in raw
+        if (squashed := _squashed(name)).endswith(end)
+    ]
+    found = {front for name, letters in ends if (front := _front(name, letters)) is not None}
+    return sorted(found, key=lambda prefix: (prefix.count("."), prefix))
+
+
+def _front(name: str, letters: int) -> str | None:
+    """Return the "a.b." in front of a name that has so many letters, None if none has."""
+    front, left = "", letters
+    for part in name.split(".")[:-1]:
+        if left <= 0:
+            break
+        front, left = f"{front}{part}.", left - len(part)
+    return front if left == 0 else None
+
+
+def _squashed(name: str) -> str:
+    """Drop the dots, as some EMA classes do to get valid buffer names."""
+    return name.replace(".", "")
+
+
+def _is_copy(tensors: Tensors, name: str, twin: str | None) -> bool:
+    return twin is not None and tensors[name].info.shape == tensors[twin].info.shape
+
+
+_Path = tuple[str, ...]
+_DEEPEST = 64  # levels searched; no real checkpoint nests its tensors as deep
+_LONGEST_PATH = 1_000  # characters of all names on the way to a state dict
+_MOST_CONTAINERS = 100_000  # lists and dictionaries searched
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One mapping of names to tensors, and the names it holds besides."""
+
+    location: str  # dotted path, "" for the top level
+    tensors: Mapping[str, StoredTensor]
+    ignored: tuple[str, ...]
+
+    @property
+    def has_weights(self) -> bool:
+        """Whether any of its tensors could be a layer's weights."""
+        return any(tensor.is_weight for tensor in self.tensors.values())
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The state dict to use and what was passed over."""
+
+    candidate: Candidate
+    notes: tuple[str, ...] = ()
+
+
+def choose(tree: object, options: ReadOptions, *, label: str) -> Choice:
+    """Return the state dict that the options mean; raise if there is none or more than one."""
+    root, start = _start(tree, options.key, label)
+    if options.key is not None and (at_root := _candidate(start, root)):
+        return Choice(at_root)
+    found, optimizer = _walk(root, start, label)
+    found = [c for c in found if c.has_weights] or ([] if optimizer else found)
+    pool = _pool(found, options)
+    if not pool:
+        raise _nothing(found, options, label, optimizer=optimizer)
+    if len(pool) > 1:
+        raise _several(pool, label)
+    copies = [c.location for c in found if is_ema(c.location) and c not in pool]
+    notes = (
+        *(["optimizer states ignored"] if optimizer else []),
+        *(f"the EMA copy '{location}' ignored" for location in copies),
+    )
+    return Choice(pool[0], notes)
+
+
+def _pool(found: list[Candidate], options: ReadOptions) -> list[Candidate]:
+    raw = [c for c in found if not is_ema(c.location)]
+    ema = [c for c in found if is_ema(c.location)]
+    # An EMA copy may also hide among the names of the raw state dict.
+    return {"raw": raw, "ema": ema or raw, None: raw or ema}[options.weights]
+
+
+def _start(tree: object, key: str | None, label: str) -> tuple[_Path, object]:
+    if key is None or key == ".":
+        return (), tree
+    places = dict(_descend(tree, key, ()))
+    if not places:
+        known, _ = _walk((), tree, label)
+        held = listed(list(map(_describe, known))) or "none"
+        raise CheckpointError(f"{label}: has no '{key}'", f"state dicts in it: {held}")
+    return next(iter(places.items()))
+
+
+def _descend(node: object, key: str, path: _Path) -> Iterator[tuple[_Path, object]]:
+    """Yield what lies at a dotted path whose parts may have dots themselves."""
+    for name, child in _children(node):
+        if name == key:
+            yield (*path, name), child
+        elif name and key.startswith(name + "."):
+            yield from _descend(child, key[len(name) + 1 :], (*path, name))
+
+
+def _walk(root: _Path, start: object, label: str) -> tuple[list[Candidate], bool]:
+    """Return every mapping of tensors, and whether optimizer states were left out.
+
+    Each container is visited once, so cycles do no harm.
+    """
+    queue, seen = deque([(root, start)]), {id(start)}
+    candidates: list[Candidate] = []
+    optimizer = False
+    while queue:
+        path, node = queue.popleft()
+        if _is_optimizer(path, node):
+            optimizer = True
+            continue
+        candidate = _candidate(node, path)
+        candidates += [candidate] if candidate else []
+        for name, child in _children(node):
+            if _is_container(child) and id(child) not in seen and len(path) < _DEEPEST:
+                seen.add(id(child))
+                queue.append(((*path, name), child))
+                _check_budget(len(seen), path, name, label)
+    return candidates, optimizer
+
+
+def leaves(tree: object) -> list[StoredTensor]:
+    """Return the tensors in lists, tuples and mappings, in order, of each container once."""
+    found: list[StoredTensor] = []
+    seen: set[int] = set()
+    pending = [iter([("", tree)])]
+    while pending and len(seen) < _MOST_CONTAINERS:
+        _, node = next(pending[-1], ("", None))
+        if node is None:
+            pending.pop()
+        elif isinstance(node, StoredTensor):
+            found.append(node)
+        elif _is_container(node) and id(node) not in seen:
+            seen.add(id(node))
+            pending.append(_children(node))
+    return found
+
+
+def _check_budget(count: int, path: _Path, name: str, label: str) -> None:
+    if count > _MOST_CONTAINERS:
+        raise CheckpointError(f"{label}: holds more than {_MOST_CONTAINERS:,} lists and mappings")
+    if len(name) + sum(map(len, path)) > _LONGEST_PATH:
+        raise CheckpointError(
+            f"{label}: names in it have more than {_LONGEST_PATH:,} characters",
+            "save the state dict alone, under names of ordinary length",
+        )
+
+
+def _is_container(node: object) -> bool:
+    return isinstance(node, Mapping | list | tuple | Inert)
+
+
+def _children(node: object) -> Iterator[tuple[str, object]]:
+    if isinstance(node, Inert):
+        node = node.content
+    if isinstance(node, Mapping):
+        yield from ((str(k), child) for k, child in node.items() if isinstance(k, str | int))
+    elif isinstance(node, list | tuple):
+        yield from ((str(index), child) for index, child in enumerate(node))
+
+
+def _is_optimizer(path: _Path, node: object) -> bool:
+    if path and "optim" in path[-1].lower():
+        return True
+    return isinstance(node, Mapping) and "param_groups" in node and "state" in node
+
+
+def _candidate(node: object, path: _Path) -> Candidate | None:
+    if isinstance(node, Inert):
+        node = node.content
+    if not isinstance(node, Mapping):
+        return None
+    tensors = {
+        key: describe(value) if isinstance(value, torch.Tensor) else value
+        for key, value in node.items()
+        if isinstance(key, str) and isinstance(value, torch.Tensor | StoredTensor)
+    }
+    ignored = tuple(str(key) for key in node if key not in tensors and isinstance(key, str | int))
+    return Candidate(".".join(path), tensors, ignored) if tensors else None
+
+
+def _describe(candidate: Candidate) -> str:
+    place = f"'{candidate.location}'" if candidate.location else "'.' (the top level)"
+    count = len(candidate.tensors)
+    return f"{place} ({count} tensor{'s' if count > 1 else ''})"
+
+
+def _several(pool: list[Candidate], label: str) -> CheckpointError:
+    return CheckpointError(
+        f"{label}: holds several state dicts: {listed(list(map(_describe, pool)))}",
+        f"choose one, e.g. `key={pool[0].location or '.'}`",
+    )
+
+
+def _nothing(
+    found: list[Candidate], options: ReadOptions, label: str, *, optimizer: bool
+) -> CheckpointError:
+    if found:
+        return CheckpointError(
+            f"{label}: has no {options.weights} weights, only {_describe(found[0])}",
+            "leave out `weights`, or choose the others",
+        )
+    if optimizer:
+        return CheckpointError(
+            f"{label}: holds optimizer state only, no model", "give the model's checkpoint"
+        )
+    return CheckpointError(f"{label}: holds no tensors under names, so no state dict")
+
+
+_TIMES_THE_SIZE = 4  # of a file's bytes, which all its tensors may read together
+_BESIDES = 4_000_000_000  # bytes that they may read in any case: views with gaps read these, too
+_LONGEST_NAME = 1_000  # characters
+_MOST_PARTS = 64  # between dots
+_COUNTER = "n_averaged"  # of torch.optim.swa_utils.AveragedModel, beside its "module." names
+
+
+@dataclass(frozen=True)
+class StateDict:
+    """Tensors under normalised names, and where they come from."""
+
+    location: str
+    weights: str
+    prefix: str
+    notes: tuple[str, ...]
+    tensors: Tensors
+    aliases: Mapping[str, str]
+
+
+def normalise(contents: Contents, options: ReadOptions, label: str) -> StateDict:
+    """Find the state dict of a container, choose raw or EMA weights, strip names, find ties."""
+    choice = choose(contents.tree, options, label=label)
+    chosen = choice.candidate
+    _check_names(chosen.tensors, label)
+    tensors, weights, ema_notes = _choose_weights(chosen, options, label)
+    tensors = {name: t for name, t in tensors.items() if name != _COUNTER}
+    if contents.files:
+        tensors = {name: tensor.within(contents.size) for name, tensor in tensors.items()}
+        _check_total(tensors, contents.size, label)
+    _check(tensors, label)
+    names = strip_wrappers(tensors)
+    plain = _rename(tensors, names, label)
+    notes = (
+        *choice.notes,
+        *_ignored_note(chosen),
+        *ema_notes,
+        *(f"stripped '{wrapper}' from the names" for wrapper in names.removed),
+    )
+    return StateDict(
+        *(chosen.location, weights, names.prefix, notes),
+        tensors=MappingProxyType(plain),
+        aliases=MappingProxyType(_ties(plain)),
+    )
+
+
+def _choose_weights(
+    chosen: Candidate, options: ReadOptions, label: str
+) -> tuple[Tensors, str, list[str]]:
+    if is_ema(chosen.location):
+        copies: dict[str, Tensors] = {"raw": {}, "ema": chosen.tensors}
+    else:
+        raw, ema = split_ema(chosen.tensors)
+        copies = {"raw": raw, "ema": ema}
+    weights = options.weights or ("raw" if copies["raw"] else "ema")
+    taken, left = copies[weights], copies["ema" if weights == "raw" else "raw"]
+    if not taken:
+        raise CheckpointError(
+            f"{label}: has no {weights} weights", "leave out `weights`, or choose the others"
+        )
+    lacking = [name for name in left if name not in taken] if weights == "ema" else []
+    notes = [f"the EMA copy lacks {listed(lacking)}"] if lacking else []
+    if weights == "raw" and left:
+        notes.append(f"an EMA copy of {len(left)} tensors ignored")
+    return taken, weights, notes
+
+
+def _check_names(tensors: Tensors, label: str) -> None:
+    if len(tensors) > MOST_TENSORS:
+        raise CheckpointError(f"{label}: holds more than {MOST_TENSORS:,} tensors")
+    for name in tensors:
+        if len(name) > _LONGEST_NAME or name.count(".") > _MOST_PARTS:
+            raise CheckpointError(
+                f"{label}: a tensor's name has {len(name):,} characters and {name.count('.'):,} "
+                f"dots, allowed are {_LONGEST_NAME:,} and {_MOST_PARTS:,}",
+                "save the tensors under names of ordinary length",
+            )
+        if not name.isprintable():
+            raise CheckpointError(f"{label}: the tensor name {name!a} is no printable text")
+
+
+def _check(tensors: Tensors, label: str) -> None:
+    for name, tensor in tensors.items():
+        if tensor.problem:
+            raise CheckpointError(
+                f"{label}: '{name}' {tensor.problem}",
+                "save dense tensors of dtype float64, float32, float16, bfloat16, int or bool",
+            )
+    if not any(tensor.info.is_float for tensor in tensors.values()):
+        raise CheckpointError(f"{label}: holds no float tensors, so nothing to merge")
+
+
+def _check_total(tensors: Tensors, size: int, label: str) -> None:
+    """Refuse tensors that show the same few bytes in very many ways."""
+    reads = {tensor.memory or name: tensor.reads for name, tensor in tensors.items()}
+    if sum(reads.values()) > _TIMES_THE_SIZE * size + _BESIDES:
+        raise CheckpointError(
+            f"{label}: its tensors are views of {sum(reads.values()):,} bytes, but the file has "
+            f"{size:,}",
+            "save every tensor with numbers of its own (`tensor.clone()`)",
+        )
+
+
+def _rename(tensors: Tensors, names: Names, label: str) -> Tensors:
+    origin: dict[str, str] = {}
+    for stored, plain in names.plain.items():
+        if plain in origin:
+            raise CheckpointError(
+                f"{label}: '{origin[plain]}' and '{stored}' are both '{plain}' "
+                "without their wrappers' names",
+                "save the state dict of one of the two models only",
+            )
+        origin[plain] = stored
+    return {plain: tensors[stored] for plain, stored in origin.items()}
+
+
+def _ties(tensors: Tensors) -> dict[str, str]:
+    """Return each further name of a tensor with its first name."""
+    first: dict[object, str] = {}
+    aliases: dict[str, str] = {}
+    for name, tensor in tensors.items():
+        if tensor.memory is not None and first.setdefault(tensor.memory, name) != name:
+            aliases[name] = first[tensor.memory]
+    return aliases
+
+
+def _ignored_note(chosen: Candidate) -> list[str]:
+    ignored = [ascii(name[:_LONGEST_NAME])[1:-1] for name in chosen.ignored]
+    ignored += [_COUNTER] if _COUNTER in chosen.tensors else []
+    if not ignored:
+        return []
+    what = "entry that is no weight" if len(ignored) == 1 else "entries that are no weights"
+    return [f"ignored {len(ignored)} {what}: {listed(ignored)}"]

@@ -1,0 +1,489 @@
+"""Torch's own files, and what the names in their pickles stand for."""
+
+import re
+import sys
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import Any, NoReturn, TypeAlias, TypeVar, cast
+
+import torch
+
+from fedmerge.checkpoint.files import (
+    Archive,
+    Budget,
+    Contents,
+    ReadOptions,
+    Region,
+    SourceFile,
+    damaged,
+    listed,
+    open_archive,
+    reason_of,
+)
+from fedmerge.checkpoint.pickle_machine import (
+    NOTHING,
+    UNRESOLVED,
+    Inert,
+    Known,
+    PickleError,
+    Trust,
+    Unpickled,
+    as_key,
+    read_pickle,
+)
+from fedmerge.checkpoint.tensors import StoredTensor, View, check_shape, dtype_name, stored, strided
+from fedmerge.errors import CheckpointError, UnsafeCheckpointError
+from fedmerge.values.clients import TensorInfo
+
+_Kind = TypeVar("_Kind")
+
+_LONGEST_ENCODED = 1_000_000  # characters of bytes that are written as text
+_CODECS = ("latin1", "latin-1", "utf-8", "utf8", "ascii")
+_STORAGES = {
+    "DoubleStorage": torch.float64,
+    "FloatStorage": torch.float32,
+    "HalfStorage": torch.float16,
+    "BFloat16Storage": torch.bfloat16,
+    "LongStorage": torch.int64,
+    "IntStorage": torch.int32,
+    "ShortStorage": torch.int16,
+    "CharStorage": torch.int8,
+    "ByteStorage": torch.uint8,
+    "BoolStorage": torch.bool,
+    "ComplexDoubleStorage": torch.complex128,
+    "ComplexFloatStorage": torch.complex64,
+    "QInt8Storage": torch.qint8,
+    "QInt32Storage": torch.qint32,
+    "QUInt8Storage": torch.quint8,
+    "QUInt4x2Storage": torch.quint4x2,
+    "QUInt2x4Storage": torch.quint2x4,
+    "UntypedStorage": torch.uint8,
+    "_UntypedStorage": torch.uint8,
+}
+_SCHEMES = re.compile(r"per_(tensor|channel)_\w+")  # of quantised tensors
+
+
+@dataclass(frozen=True, eq=False)
+class Storage:
+    """The numbers that tensors are views of."""
+
+    dtype: torch.dtype
+    count: int
+    owner: Hashable  # what tells it from all others, of any file
+    locate: Callable[[], Region]  # where its bytes lie, which a legacy file says at its end
+
+
+def tensor_names(budget: Budget) -> dict[str, Known]:
+    """Return the table of all names that tensors and plain containers are made of.
+
+    The tensors that are made by it count.
+    """
+
+    def counted(function: Callable[..., object]) -> Callable[..., object]:
+        def call(*arguments: Any) -> object:
+            budget.take_tensors()
+            return function(*arguments)
+
+        return call
+
+    calls: dict[str, Callable[..., object]] = {
+        f"torch._utils.{name}": counted(function) for name, function in _TENSORS.items()
+    }
+    calls["torch._tensor._rebuild_from_type_v2"] = _from_type
+    calls["torch.nn.parameter.Parameter"] = _parameter
+    calls |= _CONTAINERS
+    return {**_values(), **{name: Known(name, call=call) for name, call in calls.items()}}
+
+
+@cache
+def _values() -> Mapping[str, Known]:
+    """Return the names that stand for values: dtypes, kinds of storages, classes of tensors."""
+    known = {
+        f"{module}.{name}": Known(name, value=dtype)
+        for name, dtype in _STORAGES.items()
+        for module in ("torch", "torch.cuda", "torch.storage")
+    }
+    for name, value in vars(torch).items():
+        is_scheme = isinstance(value, torch.qscheme) and _SCHEMES.fullmatch(name)
+        if isinstance(value, torch.dtype) or is_scheme:
+            known[f"torch.{name}"] = Known(name, value=value)
+    known["torch.Tensor"] = Known("torch.Tensor")
+    return known
+
+
+def _check(is_right: bool) -> None:
+    if not is_right:
+        raise ValueError("other arguments than torch writes")
+
+
+def _as(value: object, kind: type[_Kind]) -> _Kind:
+    _check(isinstance(value, kind))
+    return cast(_Kind, value)
+
+
+def _numbers(values: object) -> tuple[int, ...]:
+    items = values if isinstance(values, list) else _as(values, tuple)
+    _check(all(type(item) is int for item in items))
+    return tuple(items)
+
+
+def _dtype(value: object) -> torch.dtype:
+    return _as(_as(value, Known).value, torch.dtype)
+
+
+def _view(
+    storage: object,
+    *place: object,
+    dtype: torch.dtype | None = None,
+    marks: Sequence[object] = (),
+) -> StoredTensor:
+    """Return the tensor that is a view of a storage, if it lies within it.
+
+    `place`: offset, size and stride. `marks`: of tensors that are negated lazily.
+    """
+    offset, size, stride = place
+    base = _as(storage, Storage)
+    is_negated = bool(marks) and isinstance(marks[0], dict) and bool(marks[0].get("neg"))
+    return strided(
+        base.locate,
+        base.dtype if dtype is None else dtype,
+        View(_as(offset, int), _numbers(size), _numbers(stride), is_negated),
+        held=base.count * base.dtype.itemsize,
+        owner=base.owner,
+    )
+
+
+def _tensor(storage: object, offset: object, size: object, stride: object) -> StoredTensor:
+    return _view(storage, offset, size, stride)
+
+
+def _tensor_v2(
+    storage: object, offset: object, size: object, stride: object, *rest: object
+) -> StoredTensor:
+    """Rest: requires_grad, hooks, marks."""
+    _check(len(rest) in (2, 3))
+    return _view(storage, offset, size, stride, marks=rest[2:])
+
+
+def _tensor_v3(
+    storage: object, offset: object, size: object, stride: object, *rest: object
+) -> StoredTensor:
+    """Rest: requires_grad, hooks, dtype, marks."""
+    _check(len(rest) in (3, 4))
+    return _view(storage, offset, size, stride, dtype=_dtype(rest[2]), marks=rest[3:])
+
+
+def _parameter(data: object, *rest: object) -> StoredTensor:
+    """Rest: requires_grad, hooks, state."""
+    _check(len(rest) <= 3)
+    return _as(data, StoredTensor)
+
+
+def _from_type(function: object, kind: object, arguments: object, state: object) -> object:
+    """Return a tensor with attributes, or of a subclass, as the tensor it is."""
+    call = _as(function, Known).call
+    if call is None or call is _from_type:  # which could nest for ever
+        raise ValueError("other arguments than torch writes")
+    return call(*_as(arguments, tuple))
+
+
+def _unusable(problem: str, size_at: int | None = None) -> Callable[..., StoredTensor]:
+    """Return a function that describes a tensor which cannot be merged."""
+
+    def describe(*arguments: object) -> StoredTensor:
+        size = () if size_at is None else _numbers(arguments[size_at])
+        check_shape(size, 1)
+        return StoredTensor(TensorInfo(size, "float32"), lambda: torch.empty(0), problem)
+
+    return describe
+
+
+def _copied_to_device(data: object, dtype: object, *rest: object) -> StoredTensor:
+    """Return a tensor of a device that has no storages, which was stored as one of the CPU's."""
+    source, target = _as(data, StoredTensor), _dtype(dtype)
+    info = TensorInfo(source.info.shape, dtype_name(target))
+    if source.problem:
+        return replace(source, info=info)
+    return stored(info, lambda: source.load().to(target), source.reads)
+
+
+def _mapping(*arguments: object) -> dict[object, object]:
+    """Return an empty dictionary, one of pairs or one of another dictionary."""
+    _check(len(arguments) <= 1)
+    given = arguments[0] if arguments else {}
+    if isinstance(given, dict):
+        return dict(given)
+    pairs = given if isinstance(given, list) else _as(given, tuple)
+    _check(all(isinstance(pair, list | tuple) and len(pair) == 2 for pair in pairs))
+    return {as_key(key): value for key, value in pairs}
+
+
+def _encoded(text: object, codec: object = "utf-8") -> Inert:
+    """Return what stands for bytes that are written as text; nobody needs their value."""
+    _check(len(_as(text, str)) <= _LONGEST_ENCODED and codec in _CODECS)
+    return Inert("bytes")
+
+
+def _bytes(*arguments: object) -> Inert:
+    """Return what stands for a bytearray, which must not be asked for by its size."""
+    _check(all(isinstance(argument, bytes | str | Inert) for argument in arguments))
+    return Inert("bytearray")
+
+
+def _small(name: str, *kinds: type) -> Callable[..., Inert]:
+    """Return a function that takes a few plain values and keeps none."""
+
+    def describe(*arguments: object) -> Inert:
+        _check(len(arguments) <= 2 and all(isinstance(value, kinds) for value in arguments))
+        return Inert(name)
+
+    return describe
+
+
+_TENSORS: Mapping[str, Callable[..., object]] = {
+    "_rebuild_tensor": _tensor,
+    "_rebuild_tensor_v2": _tensor_v2,
+    "_rebuild_tensor_v3": _tensor_v3,
+    "_rebuild_parameter": _parameter,
+    "_rebuild_parameter_with_state": _parameter,
+    "_rebuild_qtensor": _unusable("is quantised", 2),
+    "_rebuild_sparse_tensor": _unusable("is sparse"),
+    "_rebuild_meta_tensor_no_storage": _unusable("is a meta tensor, which has no values", 1),
+    "_rebuild_nested_tensor": _unusable("is a nested tensor"),
+    "_rebuild_wrapper_subclass": _unusable("is of a class that wraps other tensors"),
+    "_rebuild_device_tensor_from_numpy": _unusable("is stored as a numpy array"),
+    "_rebuild_device_tensor_from_cpu_tensor": _copied_to_device,
+}
+_CONTAINERS: Mapping[str, Callable[..., object]] = {
+    "collections.OrderedDict": _mapping,
+    "collections.Counter": _mapping,
+    "builtins.set": _small("set", list, tuple),
+    "builtins.complex": _small("complex", int, float),
+    "builtins.bytearray": _bytes,
+    "_codecs.encode": _encoded,
+    "torch.Size": lambda *sizes: _numbers(sizes[0] if sizes else ()),
+    "torch.device": _small("device", str, int),
+    "torch.serialization._get_layout": _small("layout", str),
+}
+
+
+RESAVE = 'save only the tensors: `torch.save(model.state_dict(), "model.pt")`'
+
+_LONGEST_NAME = 120  # characters of a global's name that are shown
+_DANGEROUS = {  # modules whose code nobody needs to load weights
+    *("os", "posix", "nt", "sys", "subprocess", "shutil", "socket", "importlib", "runpy"),
+    *("builtins", "pty", "webbrowser", "code", "ctypes", "pickle", "copyreg", UNRESOLVED),
+}
+
+
+def admitting(names: Sequence[str]) -> Callable[[str], bool]:
+    """Return which names stand for inert objects, since the user admits them.
+
+    Nobody needs those of modules that can do anything: what asks for them is no checkpoint.
+    """
+    admitted = {name for name in names if name.split(".")[0] not in _DANGEROUS}
+    return admitted.__contains__
+
+
+def understood(path: Path, read: Callable[[], Unpickled]) -> Unpickled:
+    """Return what a pickle holds; refuse one that asks for code, or is damaged."""
+    try:
+        found = read()
+    except PickleError as error:
+        if error.asked:  # whatever else is wrong with it
+            raise unsafe(path, error.asked) from error
+        raise damaged(path, reason_of(error)) from error
+    if found.asked:
+        raise unsafe(path, found.asked)
+    return found
+
+
+def unsafe(path: Path, globals_: Sequence[str]) -> UnsafeCheckpointError:
+    """Return the error of a file that asks for code."""
+    asked = [ascii(name)[1:-1][:_LONGEST_NAME] for name in globals_]
+    names = listed(asked, most=10)
+    if any(name.startswith("torch.nn.modules.") for name in asked):
+        return UnsafeCheckpointError(
+            f"{path}: a pickled module, not a state dict; it asks for the code of {names}",
+            f"load it where you trust it and {RESAVE}",
+        )
+    if any(name.split(".")[0] in _DANGEROUS for name in asked):
+        hint = "do not load this file: such code can do anything to this machine"
+    else:
+        admit = " ".join(f"`allow_global={name}`" for name in asked[:5])
+        hint = f"where you trust it, {RESAVE}; or admit what you know to be harmless: {admit}"
+    return UnsafeCheckpointError(
+        f"{path}: refused, it asks for code that nobody allowed: {names}", hint
+    )
+
+
+TORCH_MAGIC = 0x1950A86A20F9469CFC6C  # the first pickle of torch's legacy files
+
+_MOST_PICKLES = 100  # of a file that is none of torch's; nobody puts as many into one
+_PICKLE_RECORD = re.compile(r"[^/]+/data\.pkl")
+_Claim: TypeAlias = tuple[torch.dtype, int]  # what tensors say of a storage: its numbers and count
+_COUNT = 8  # bytes that say how many numbers of a storage follow, in a legacy file
+
+
+def read_zip(file: SourceFile, options: ReadOptions) -> Contents:
+    """Read a zip file of `torch.save`."""
+    return Contents("torch zip", zip_tree(file.whole, options), (file,))
+
+
+def zip_tree(region: Region, options: ReadOptions) -> object:
+    """Return what `torch.save` put into a zip file, or into a record of another one."""
+    archive = open_archive(region)
+    record = _pickle_record(archive.path, archive.entries)
+    root = record.removesuffix("data.pkl")
+    check_byte_order(archive, root)
+    storages = ArchiveStorages(archive, f"{root}data/")
+    trust = Trust(tensor_names(region.file.budget), admitting(options.allow_globals), storages.load)
+    content = archive.content(record)
+    content.check()
+    return understood(archive.path, lambda: read_pickle(content, trust)).value
+
+
+def check_byte_order(archive: Archive, root: str) -> None:
+    """Refuse numbers that this machine would read from the wrong end."""
+    if f"{root}byteorder" not in archive.entries:
+        return
+    order = archive.read(f"{root}byteorder")[:16].decode("ascii", "replace")
+    if order != sys.byteorder:
+        raise CheckpointError(
+            f"{archive.path}: numbers are {order}-endian, this machine is {sys.byteorder}-endian",
+            "save the model's state dict with torch.save on the machine that made it",
+        )
+
+
+class ArchiveStorages:
+    """The storages that a pickle refers to, each a record of its archive."""
+
+    def __init__(self, archive: Archive, folder: str) -> None:
+        self._archive = archive
+        self._folder = folder
+
+    def load(self, reference: Any) -> Storage:
+        """Return the storage that a reference means."""
+        dtype, key, count = storage_reference(reference)
+        record = self._folder + key
+        if record not in self._archive.entries:
+            raise ValueError(f"its record '{record}' is missing")
+        held = self._archive.entries[record].size
+        if count * dtype.itemsize > held:
+            raise ValueError(f"its record '{record}' has {held:,} bytes, too few for {count:,}")
+        owner = (self._archive.region.file, self._archive.region.start, record)
+        return Storage(dtype, count, owner, lambda: self._archive.content(record))
+
+
+def storage_reference(reference: Any) -> tuple[torch.dtype, str, int]:
+    """Return dtype, key and size from ("storage", kind, key, device, count, …)."""
+    mark, kind, key, _, count = reference[:5]
+    is_kind = isinstance(kind, Known) and isinstance(kind.value, torch.dtype)
+    if mark != "storage" or not is_kind or not isinstance(key, str) or type(count) is not int:
+        raise ValueError("a reference to something that is no storage")
+    if count < 0:
+        raise ValueError(f"a storage of {count:,} numbers")
+    return kind.value, key, count
+
+
+def read_legacy(file: SourceFile, options: ReadOptions) -> Contents:
+    """Read a file of `torch.save` before 1.6: pickles, then the numbers of all storages."""
+    region, places = file.whole, dict[str, Region]()
+    claims: dict[str, _Claim] = {}
+
+    def load(reference: Any) -> Storage:
+        dtype, key, count = storage_reference(reference)
+        if claims.setdefault(key, (dtype, count)) != (dtype, count):
+            raise ValueError(f"the storage '{key}' has two types or sizes")
+        view = reference[5] if len(reference) > 5 else None
+        size, own, locate = _legacy_view(view, key, count, dtype.itemsize, places)
+        return Storage(dtype, size, (file, own), locate)
+
+    plain = Trust(is_admitted=admitting(options.allow_globals))
+    trust = Trust(tensor_names(file.budget), plain.is_admitted, load)
+    found = NOTHING
+    for _ in range(3):  # magic number, version, system
+        found = _next_pickle(region, plain, found)
+    system = found.value
+    tree = _next_pickle(region, trust, found)
+    keys = _next_pickle(region, plain, tree)
+    if isinstance(system, dict) and system.get("little_endian") is False:
+        raise CheckpointError(f"{file.path}: numbers are big-endian", RESAVE)
+    places |= _storage_places(region, keys, claims)
+    return Contents("torch legacy", tree.value, (file,))
+
+
+def _next_pickle(region: Region, trust: Trust, last: Unpickled) -> Unpickled:
+    return understood(region.file.path, lambda: read_pickle(region, trust, after=last))
+
+
+def _legacy_view(
+    view: object, key: str, count: int, itemsize: int, places: Mapping[str, Region]
+) -> tuple[int, object, Any]:
+    """Return count, key and place of a storage, which may be a view of another one."""
+    if view is None:
+        return count, key, lambda: places[key]
+    view_key, offset, size = view if isinstance(view, tuple) else (None, None, None)
+    is_view = isinstance(view_key, str) and type(offset) is int and type(size) is int
+    if not is_view or not 0 <= offset <= offset + size <= count:
+        raise ValueError("a view beyond its storage")
+    return (
+        *(size, (key, view_key)),
+        lambda: places[key].part(offset * itemsize, size * itemsize),
+    )
+
+
+def _storage_places(
+    region: Region, keys: Unpickled, claims: Mapping[str, _Claim]
+) -> dict[str, Region]:
+    """Return where the numbers of each storage lie, in the order of the keys."""
+    path = region.file.path
+    listed = keys.value if isinstance(keys.value, list) else []
+    is_named = all(isinstance(key, str) for key in listed)
+    if not is_named or len(listed) != len(claims) or set(listed) != set(claims):
+        raise damaged(path, "its storages are not those that its tensors need")
+    places: dict[str, Region] = {}
+    place = keys.end
+    for key in listed:
+        dtype, count = claims[key]
+        size = count * dtype.itemsize
+        if place + _COUNT + size > region.size:
+            raise damaged(path, "it ends too early")
+        found = int.from_bytes(region.read(place, _COUNT), "little")
+        if found != count:
+            raise damaged(path, f"a storage has {found:,} numbers, its tensors need {count:,}")
+        places[key] = region.part(place + _COUNT, size)
+        place += _COUNT + size
+    return places
+
+
+def is_torch_pickle(file: SourceFile) -> bool | None:
+    """Return whether a file begins with torch's magic number; None if with no whole pickle."""
+    try:
+        return read_pickle(file.whole, Trust()).value == TORCH_MAGIC
+    except PickleError:
+        return None
+
+
+def refuse_pickle(file: SourceFile, options: ReadOptions) -> NoReturn:
+    """Refuse a pickle that torch did not write; all names of all its pickles are told."""
+    asked: dict[str, None] = {}
+    found = NOTHING
+    try:
+        for _ in range(_MOST_PICKLES):
+            found = read_pickle(file.whole, Trust(), after=found)
+            asked |= dict.fromkeys(found.asked)
+    except PickleError as error:
+        asked |= dict.fromkeys(error.asked)
+    if asked:
+        raise unsafe(file.path, list(asked))
+    raise CheckpointError(f"{file.path}: a pickle but no torch checkpoint", RESAVE)
+
+
+def _pickle_record(path: Path, names: Iterable[str]) -> str:
+    records = [name for name in names if _PICKLE_RECORD.fullmatch(name)]
+    if len(records) != 1:
+        raise CheckpointError(f"{path}: a zip archive, but no torch checkpoint in it")
+    return records[0]

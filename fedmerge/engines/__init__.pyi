@@ -1,0 +1,28 @@
+from .engine import (
+    ClientInfo as ClientInfo,
+    Engine as Engine,
+    Outcome as Outcome,
+    RetryPolicy as RetryPolicy,
+    Status as Status,
+    StepResult as StepResult,
+    Task as Task,
+    find_work as find_work,
+    run_step as run_step,
+    usable_cores as usable_cores,
+)
+from .local import LocalEngine as LocalEngine
+from .processes import (
+    ProcessEngine as ProcessEngine,
+    default_workers as default_workers,
+    receive as receive,
+    send as send,
+)
+from .ray_cluster import (
+    Homes as Homes,
+    Node as Node,
+    Share as Share,
+    check_installed as check_installed,
+    connect as connect,
+    is_address as is_address,
+)
+from .ray_engine import RayEngine as RayEngine

@@ -1,0 +1,316 @@
+"""Options of rounds, and of how they are run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+
+from fedmerge.decoding import Rule, check_rules, number, one_of, positive, whole
+from fedmerge.errors import UsageError
+from fedmerge.merging.options import MatchOptions
+from fedmerge.values.option_fields import option
+from fedmerge.values.run_settings import RetryPolicy, TrainSettings, default_settings
+
+if TYPE_CHECKING:  # the help of commands comes from here, which has to be quick
+    from fedmerge.engines import Engine
+    from fedmerge.merging.record_schema import Init, RetrainMethod
+    from fedmerge.training import Preparation
+
+DEFAULT_ROUNDS = 10  # of fedavg and fedprox
+MOST_ROUNDS = 100_000  # all of them are laid out before the first
+_PARTS = ("training", "preparation", "matching")  # fields that hold several options
+PAPER_MU = 1e-3  # the best that the paper found for FedProx
+
+
+@dataclass(frozen=True)
+class RetrainOptions:
+    """What the user may say about retraining; None leaves the choice to fedmerge.
+
+    Every field changes the result and is kept in the record. The seed is that of `matching`.
+    """
+
+    method: RetrainMethod = option(
+        "Match layer by layer, or average whole models", "fedma", values="fedma|fedavg|fedprox"
+    )
+    passes: int = option(
+        "How often fedma goes through all layers; more than 1 is with communication",
+        1,
+        values="N",
+    )
+    rounds: int = option("Rounds of fedavg and fedprox", DEFAULT_ROUNDS, values="N")
+    mu: float = option("Proximal weight of fedprox", PAPER_MU, values="X")
+    init: Init | None = option(
+        "How models begin without checkpoints: each by itself, or all alike",
+        values="independent|shared",
+        unset="independent; shared for fedavg and fedprox",
+    )
+    init_epochs: int | None = option(
+        "Epochs before the first round, without checkpoints",
+        values="N",
+        unset="as many as in a round",
+    )
+    task: str = option(
+        "What is learnt; a task of your own has loss and metrics",
+        "classification",
+        values="classification|language-model|FILE.py:NAME",
+    )
+    training: TrainSettings | None = None  # None: the paper's for the task
+    preparation: Preparation = field(default_factory=lambda: _no_preparation())
+    matching: MatchOptions = field(default_factory=MatchOptions)
+
+    def __post_init__(self) -> None:
+        check_rules(vars(self), _RULES)
+        if self.training is None:
+            object.__setattr__(self, "training", default_settings(self.task))
+        if self.init is None:
+            from fedmerge.federated.algorithms import METHODS  # which help does without
+
+            object.__setattr__(self, "init", METHODS[self.method].init)
+
+    @property
+    def proximal(self) -> float:
+        """FedProx's mu, 0 for methods that hold clients to nothing."""
+        from fedmerge.federated.algorithms import METHODS
+
+        return self.mu if METHODS[self.method].is_proximal else 0.0
+
+    @property
+    def seed(self) -> int:
+        """What all randomness follows from."""
+        return self.matching.seed
+
+    @property
+    def settings(self) -> TrainSettings:
+        """How clients train in a round."""
+        assert self.training is not None
+        return self.training
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the options by the names of the command line, without those of the matching."""
+        from fedmerge.merging.record_schema import RecordedRounds
+
+        own = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in _PARTS}
+        training = asdict(self.settings)
+        for of_a_round in ("seed", "proximal"):  # follow from --seed and --mu
+            del training[of_a_round]
+        prepared = self.preparation
+        normalize = ",".join(map(str, (*prepared.mean, *prepared.std))) or None
+        images: dict[str, Any] = {"normalize": normalize, "channels_last": prepared.channels_last}
+        return asdict(RecordedRounds(**own, **training, **images))
+
+
+def retrain_options(given: Mapping[str, Any], matching: MatchOptions) -> RetrainOptions:
+    """Return what `to_json` was made of, or what a command line gives; None is not given."""
+    from fedmerge.training import Preparation, parse_normalize
+
+    asked = {name: value for name, value in given.items() if value is not None}
+    own = {f.name: asked[f.name] for f in fields(RetrainOptions) if f.name in asked}
+    trained = {f.name: asked[f.name] for f in fields(TrainSettings) if f.name in asked}
+    trained.pop("seed", None)
+    defaults = default_settings(own.get("task", "classification"))
+    mean, std = parse_normalize(asked["normalize"]) if "normalize" in asked else ((), ())
+    return RetrainOptions(
+        **own,
+        training=replace(defaults, **trained),
+        preparation=Preparation(mean, std, asked.get("channels_last", False)),
+        matching=matching,
+    )
+
+
+def _no_preparation() -> Preparation:
+    from fedmerge.training import Preparation
+
+    return Preparation()
+
+
+_FROM_ONE: Rule = (whole(1), "a whole number from 1")
+_SOME: Rule = (whole(1, MOST_ROUNDS), f"a whole number from 1 to {MOST_ROUNDS:,}")
+_RULES: Mapping[str, Rule] = {
+    "method": one_of("fedma", "fedavg", "fedprox"),
+    "passes": _SOME,
+    "rounds": _SOME,
+    "mu": (number(0), "a number from 0"),
+    "init": one_of("independent", "shared"),
+    "init_epochs": _FROM_ONE,
+}
+
+
+EngineName: TypeAlias = Literal["local", "processes", "ray"]
+
+
+@dataclass(frozen=True)
+class Running:
+    """The engine, its places, and what is done about clients that fail."""
+
+    engine: EngineName = option(
+        "Train clients one by one here, in processes, or over a Ray cluster",
+        "local",
+        values="local|processes|ray",
+    )
+    workers: int | None = option(
+        "Processes", values="N", unset="one per GPU, else as the cores allow"
+    )
+    address: str | None = option(
+        "The Ray cluster; auto is the one that Ray finds",
+        values="HOST:PORT|auto",
+        unset="one of its own here",
+    )
+    cpus_per_client: float | None = option(
+        "CPUs of one client on Ray", values="X", unset="as threads_per_client"
+    )
+    gpus_per_client: float = option("GPUs of one client on Ray", 0, values="X", unset="0")
+    device: str = option(
+        "Where clients train; matching runs on the first",
+        "auto",
+        values="auto|cpu|cuda|mps|cuda:0,cuda:1",
+    )
+    threads_per_client: int = option(
+        "CPU threads of one client; they change the last bits of sums", 1, values="N"
+    )
+    policy: RetryPolicy = field(default_factory=RetryPolicy)
+
+    def __post_init__(self) -> None:
+        check_rules({**vars(self), **vars(self.policy)}, _RUNNING_RULES, _OPTION_NAMES)
+        if self.engine == "ray":
+            from fedmerge.engines import check_installed
+
+            check_installed()
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """Where clients train; matching runs on the first."""
+        from fedmerge.training import choose_devices
+
+        return choose_devices(self.device)
+
+    def check_enough(self, clients: int) -> None:
+        """Refuse a minimum that not even all clients together reach."""
+        least = self.policy.min_clients
+        if least > clients:
+            raise UsageError(f"`min_clients` is {least}, but there are {clients} clients")
+
+    def start_engine(self, clients: Sequence[str]) -> Engine:
+        """Return the engine that runs these clients' work."""
+        return _ENGINES[self.engine](self, clients)
+
+
+def running_options(given: Mapping[str, Any]) -> Running:
+    """Return how a run is carried out from a command line's values; None: not given."""
+    asked = {name: value for name, value in given.items() if value is not None}
+    own = {f.name: asked[f.name] for f in fields(Running) if f.name in asked}
+    names = {f.name: _OPTION_NAMES.get(f.name, f.name) for f in fields(RetryPolicy)}
+    policy = {name: asked[option] for name, option in names.items() if option in asked}
+    return Running(**own, policy=RetryPolicy(**policy))
+
+
+def _local(running: Running, clients: Sequence[str]) -> Engine:
+    from fedmerge.engines import LocalEngine
+
+    return LocalEngine(clients, device=running.devices[0], threads=running.threads_per_client)
+
+
+def _processes(running: Running, clients: Sequence[str]) -> Engine:
+    from fedmerge.engines import ProcessEngine, default_workers
+
+    threads = running.threads_per_client
+    workers = running.workers or default_workers(running.devices, threads)
+    return ProcessEngine(clients, workers=workers, devices=running.devices, threads=threads)
+
+
+def _ray(running: Running, clients: Sequence[str]) -> Engine:
+    from fedmerge.engines import RayEngine, Share
+
+    threads, gpus = running.threads_per_client, running.gpus_per_client
+    return RayEngine(
+        clients,
+        address=running.address,
+        share=Share(running.cpus_per_client or threads, gpus),
+        device=_device_on_nodes(running),
+        threads=threads,
+    )
+
+
+def _device_on_nodes(running: Running) -> str:
+    """Return the kind of device that a client uses where Ray places it."""
+    if running.device == "auto":
+        return "cuda" if running.gpus_per_client else "cpu"
+    kind = running.devices[0].partition(":")[0]
+    if kind == "cuda" and not running.gpus_per_client:
+        raise UsageError(
+            f"`device` is {running.device}, but `engine=ray` gives clients no GPUs",
+            "ask for them with `gpus_per_client`",
+        )
+    return kind
+
+
+def _is_address(value: Any) -> bool:
+    from fedmerge.engines import is_address
+
+    return is_address(value)
+
+
+def _is_gpu_share(value: Any) -> bool:
+    return number(0)(value) and (value < 1 or value == int(value))
+
+
+_ENGINES: Mapping[EngineName, Callable[[Running, Sequence[str]], Engine]] = {
+    "local": _local,
+    "processes": _processes,
+    "ray": _ray,
+}
+
+
+_OPTION_NAMES = {"timeout": "client_timeout"}
+_RUNNING_RULES: Mapping[str, Rule] = {
+    "engine": one_of(*_ENGINES),
+    "workers": (whole(1), "a whole number from 1"),
+    "address": (_is_address, "HOST:PORT or auto"),
+    "cpus_per_client": (positive, "a positive number"),
+    "gpus_per_client": (_is_gpu_share, "a fraction of one or a whole number"),
+    "threads_per_client": (whole(1), "a whole number from 1"),
+    "retries": (whole(0), "a whole number from 0"),
+    "min_clients": (whole(1), "a whole number from 1"),
+    "timeout": (positive, "a positive number of seconds"),
+}
+
+
+@dataclass(frozen=True)
+class PartitionOptions:
+    """How a data set is split: evenly, skewed by Dir(dirichlet), or by a column's values."""
+
+    clients: int | None = option("How many shards, unless a column names them", values="N")
+    dirichlet: float | None = option(
+        "Skewed: every class by shares from Dir(ALPHA); 0.5 in the paper", values="ALPHA"
+    )
+    homogeneous: bool = option("Evenly: every client gets as many of each class", False)
+    by: str | None = option(
+        "Naturally: one client per value of this further array", values="COLUMN"
+    )
+    min_samples: int = option(
+        "Fewest samples of a client; of a column's values, those with fewer are left out",
+        1,
+        values="N",
+    )
+    seed: int = option("Seed of the split", 0, values="N")
+
+    def __post_init__(self) -> None:
+        ways = [self.dirichlet is not None, self.homogeneous, self.by is not None]
+        if sum(ways) != 1:
+            raise UsageError(
+                f"{sum(ways)} ways to split are given, expected one",
+                "choose `dirichlet=ALPHA`, `homogeneous` or `by=COLUMN`",
+            )
+        if (self.clients is None) == (self.by is None):
+            raise UsageError(
+                "`clients` is needed, unless `by=COLUMN` names them"
+                if self.by is None
+                else "`clients` and `by` exclude each other: the column's values are the clients"
+            )
+        for name, value, least in (
+            ("`clients`", self.clients, 2),
+            ("`min_samples`", self.min_samples, 1),
+            ("`seed`", self.seed, 0),
+        ):
+            if value is not None and value < least:
+                raise UsageError(f"{name} is {value}, expected a whole number from {least}")

@@ -1,0 +1,35 @@
+from .assignment import (
+    NEW as NEW,
+    SOLVERS as SOLVERS,
+    StepProblem as StepProblem,
+    best_step as best_step,
+    can_price as can_price,
+    solve as solve,
+    solve_at_price as solve_at_price,
+    solve_priced as solve_priced,
+)
+from .features import (
+    SKETCH as SKETCH,
+    TieBreaker as TieBreaker,
+    add_mapped as add_mapped,
+    gather_units as gather_units,
+)
+from .scores import (
+    HOMELESS as HOMELESS,
+    ClientUnits as ClientUnits,
+    GroupMatching as GroupMatching,
+    Prior as Prior,
+    Products as Products,
+    SearchOptions as SearchOptions,
+    Shortcuts as Shortcuts,
+    Slots as Slots,
+    SolverName as SolverName,
+    TooWide as TooWide,
+    UnitFeatures as UnitFeatures,
+    client_units as client_units,
+    existing_rewards as existing_rewards,
+    new_rewards as new_rewards,
+    prior_at_threshold as prior_at_threshold,
+    products_with_others as products_with_others,
+)
+from .sweeps import keep_apart as keep_apart, match_units as match_units

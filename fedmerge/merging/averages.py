@@ -1,0 +1,178 @@
+"""Averages of global units over the clients that own them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from fedmerge.errors import UsageError
+from fedmerge.matching.features import Placement, add_mapped, along, targets_of
+from fedmerge.merging.options import NO_LEAD, Dials, MatchOptions
+from fedmerge.values.arrays import Float64Array, FloatArray, IntArray
+from fedmerge.values.clients import Client
+from fedmerge.values.plans import Plan, TensorPlan, Widths, axis_size, index_map
+from fedmerge.values.wording import listed
+
+
+@dataclass(frozen=True)
+class Averaging:
+    """How much each client counts.
+
+    `shrinkage` is added to the owners' weights of a hidden unit (the paper's posterior mean at
+    σ²/σ0²); `recurrent_over_all` divides recurrent tensors by all clients, not by the owners.
+    A hidden unit of the `lead` client is that client's alone, whoever else owns it.
+    """
+
+    client_weights: tuple[float, ...]
+    class_weights: Float64Array | None = None  # (clients, outputs), columns sum to 1
+    shrinkage: float = 0.0
+    recurrent_over_all: bool = False
+    lead: int | None = None  # number of a client
+
+    def shares(
+        self, client: int, tensor: TensorPlan, *, places: IntArray, led: IntArray | None
+    ) -> Float64Array:
+        """Return what a client counts at its places along a tensor's out axis: one number, or each.
+
+        `led` are the places of the lead client.
+        """
+        weights = self.output_weights(client, tensor)
+        if led is None or not tensor.produces:
+            return weights
+        if self.lead == client:
+            return np.array(1.0)  # whatever its weight: nothing is rounded
+        return np.asarray(weights * ~np.isin(places, led))
+
+    def output_weights(self, client: int, tensor: TensorPlan) -> Float64Array:
+        """Return what a client counts for a tensor: one number, or one per output."""
+        if self.class_weights is not None and tensor.makes_outputs:
+            return np.asarray(self.class_weights[client])
+        return np.array(self.client_weights[client], dtype=np.float64)
+
+    def divisor(self, owned: Float64Array, tensor: TensorPlan) -> Float64Array:
+        """Return what a tensor's weighted sum is divided by: per output unit, or one number."""
+        if self.recurrent_over_all and tensor.role == "recurrent":
+            return np.array(sum(self.client_weights))
+        is_hidden = tensor.produces and tensor.role != "pointwise"
+        shrinkage = self.shrinkage if is_hidden else 0.0
+        return np.where(owned > 0, owned + shrinkage, 1.0)
+
+
+def average_tensor(
+    name: str,
+    clients: Sequence[Client],
+    plan: Plan,
+    *,
+    placements: Sequence[Placement],
+    widths: Widths,
+    averaging: Averaging,
+) -> FloatArray:
+    """Return one global tensor: each unit's mean over the clients that own it.
+
+    G[u, i] = Σ ω_j W_j[u, i] / Σ ω_j over the owners j of output unit u; an input unit that j
+    does not own counts as 0. Every client owns a pinned output.
+    """
+    tensor = plan.tensors[name]
+    led = None if averaging.lead is None else out_places(tensor, placements[averaging.lead], widths)
+    total = np.zeros(tuple(axis_size(layout, widths) for layout in tensor.axes))
+    owned = np.zeros(total.shape[tensor.out] if tensor.axes else ())
+    stored = []
+    for number, (client, placement) in enumerate(zip(clients, placements, strict=True)):
+        values = client.read(name)
+        stored.append(values.dtype)
+        maps = [index_map(layout, targets_of(placement), widths) for layout in tensor.axes]
+        places = maps[tensor.out] if maps else np.zeros(0, dtype=np.int64)
+        weights = averaging.shares(number, tensor, places=places, led=led)
+        add_mapped(total, maps, values, along(weights, tensor.out, values.ndim))
+        owned[tuple(maps[tensor.out : tensor.out + 1])] += weights
+        del values  # before the next client's is read
+    total /= along(averaging.divisor(owned, tensor), tensor.out, total.ndim)
+    return np.asarray(total, dtype=np.result_type(*stored))
+
+
+def out_places(tensor: TensorPlan, placement: Placement, widths: Widths) -> IntArray:
+    """Return the global places of a client's positions along a tensor's out axis."""
+    if not tensor.axes:
+        return np.zeros(0, dtype=np.int64)
+    return index_map(tensor.axes[tensor.out], targets_of(placement), widths)
+
+
+MOST_NAMES = 8  # clients that a hint names
+
+
+def averaging_for(
+    options: MatchOptions, dials: Dials, plan: Plan, clients: Sequence[Client]
+) -> Averaging:
+    """Return how much each client counts, from the options."""
+    weights = _client_weights(options.client_weight, clients)
+    shrinkage = 0.0
+    if dials.posterior_mean and not plan.is_recurrent:
+        assert dials.sigma is not None
+        assert dials.sigma0 is not None
+        shrinkage = dials.sigma / dials.sigma0
+    return Averaging(
+        client_weights=weights,
+        class_weights=_class_weights(options.class_counts, weights, plan, clients),
+        shrinkage=shrinkage,
+        recurrent_over_all=dials.posterior_mean,
+        lead=_lead(options.lead, clients),
+    )
+
+
+def _lead(name: str | None, clients: Sequence[Client]) -> int | None:
+    if name is None or name == NO_LEAD:
+        return None
+    names = [client.name for client in clients]
+    if name not in names:
+        raise UsageError(
+            f"`lead` names '{name}', which is no client",
+            f"the clients are {listed(names, MOST_NAMES)}",
+        )
+    return names.index(name)
+
+
+def _client_weights(given: Mapping[str, float], clients: Sequence[Client]) -> tuple[float, ...]:
+    names = [client.name for client in clients]
+    for name in given:
+        if name not in names:
+            raise UsageError(
+                f"`client_weight` names '{name}', which is no client",
+                f"the clients are {listed(names, MOST_NAMES)}",
+            )
+    return tuple(float(given.get(name, 1.0)) for name in names)
+
+
+def _class_weights(
+    counts: Mapping[str, Sequence[float]] | None,
+    weights: Sequence[float],
+    plan: Plan,
+    clients: Sequence[Client],
+) -> Float64Array | None:
+    """Return p (clients, classes): each client's share of a class, by weights where it has none."""
+    if counts is None:
+        return None
+    outputs = {axis_size(t.axes[t.out], {}) for t in plan.tensors.values() if t.makes_outputs}
+    names = [client.name for client in clients]
+    if set(counts) != set(names):
+        raise UsageError(
+            f"`class_counts` has the clients {listed(list(counts), MOST_NAMES)}, "
+            f"expected {listed(names, MOST_NAMES)}",
+            'the file holds {"name": [count per class, …]} with the names that `match` prints',
+        )
+    lengths = {len(counts[name]) for name in names}
+    if lengths != outputs:
+        raise UsageError(
+            f"`class_counts` has {_list(lengths)} classes, the last layer {_list(outputs)} outputs"
+        )
+    table = np.array([counts[name] for name in names], dtype=np.float64)
+    if not np.isfinite(table).all() or (table < 0).any():
+        raise UsageError("`class_counts` has a count that is negative or no number")
+    by_weight = np.asarray(weights)[:, None] / sum(weights) * np.ones_like(table)
+    totals = table.sum(axis=0)
+    return np.where(totals > 0, table / np.where(totals > 0, totals, 1.0), by_weight)
+
+
+def _list(values: set[int]) -> str:
+    return " or ".join(map(str, sorted(values))) or "no"

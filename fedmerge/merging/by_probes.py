@@ -1,0 +1,191 @@
+"""Merge clients by what they do: probe, respond, choose widths, match, try candidates, choose."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from torch import Tensor
+
+from fedmerge.errors import FedmergeError, UsageError
+from fedmerge.merging.by_weights import Compared, Responses, match_groups, merge_by_weights
+from fedmerge.merging.candidates import (
+    Answers,
+    answers_from,
+    average_candidates,
+    best_candidate,
+    collect_answers,
+    distilled_candidates,
+    matched_candidates,
+    possible_leads,
+    preferred_candidate,
+    quality_of,
+)
+from fedmerge.merging.client_modules import ClientModules
+from fedmerge.merging.fit import FEW
+from fedmerge.merging.invariance import steady_weights
+from fedmerge.merging.options import needs_probes, without_clients
+from fedmerge.merging.outlying_clients import FEWEST, outliers
+from fedmerge.merging.quality import outputs_on
+from fedmerge.merging.result import Merge, Solution, merge_of
+from fedmerge.merging.session import Session, prepare
+from fedmerge.merging.width_choice import Curve, choose_widths, loss_curves
+from fedmerge.probes.options import ProbeOptions
+from fedmerge.probes.responses import normalised, unit_responses
+from fedmerge.probes.sources import ProbedClients, make_probes, neutral_probes
+from fedmerge.values.wording import Progress, silent
+
+HELD_OUT = 0.2  # of the probes: they choose ridges and candidates, and tell the quality
+RESPONSE_SHARE = 0.9  # of responses in what units have in common; the rest are weights
+THRESHOLD = 0.95  # correlation from which units are merged though the budget would keep them
+FEWEST_CLIENTS = 2  # that there is something to be merged of
+
+
+def merge_by_probes(session: Session, probing: ProbeOptions, progress: Progress) -> Merge:
+    """Return the candidate that decides most like the clients' ensemble on held-out probes.
+
+    Where the user asks for no probes and the model can't be run on them, weights alone are matched.
+    """
+    try:
+        answers = probe_clients(session, probing, progress)
+    except UsageError:
+        raise
+    except FedmergeError as error:
+        if probing.asked_for or needs_probes(session.options):
+            raise
+        return _by_weights_with_note(session, error, progress)
+    return choose_merge(answers, respond(answers), probing, progress)
+
+
+def choose_merge(
+    answers: Answers, responses: UnitResponses, probing: ProbeOptions, progress: Progress
+) -> Merge:
+    """Match, try every way to merge, and return the best with what is known of its quality."""
+    session = answers.session
+    by_weights = merge_by_weights(session, silent)
+    matched = match_by_responses(session, responses, session.dials.max_growth, progress)
+    leads = possible_leads(answers, by_weights)
+    candidates = [
+        *average_candidates(answers, by_weights),
+        *matched_candidates(answers, matched, leads, responses.steady, progress),
+    ]
+    chosen = preferred_candidate(candidates, answers, by_weights)
+    distilled = list(distilled_candidates(answers, chosen.merge, progress))
+    chosen = best_candidate([chosen, *distilled], answers)
+    quality = quality_of(chosen, [*candidates, *distilled], answers)
+    return replace(
+        chosen.merge,
+        quality=quality,
+        in_place=by_weights.in_place,
+        probes=probing.to_json(),
+        warnings=(*chosen.merge.warnings, *quality.warnings()),
+    )
+
+
+def probe_clients(session: Session, probing: ProbeOptions, progress: Progress) -> Answers:
+    """Make probes and let every client answer them; with `drop_outliers`, odd clients go."""
+    is_strict = session.options.drop_outliers
+    diverged = [c.name for c in session.clients if is_strict and not c.is_finite()]
+    modules = ClientModules(session)
+    if diverged:
+        session = _without(session, diverged)
+        modules = modules.of(session)
+    clients = ProbedClients(
+        modules.clients,
+        modules.sample_inputs(),
+        probing,
+        seed=session.options.seed,
+        device=session.device,
+        progress=progress,
+    )
+    probes = make_probes(clients)
+    kept, held_out = probes.split(int(HELD_OUT * len(probes)), seed=session.options.seed)
+    answers = replace(collect_answers(modules, kept, held_out), dropped=tuple(diverged))
+    if len(session.clients) < FEWEST:
+        return answers
+    neutral = neutral_probes(clients, probes)
+    outputs = [outputs_on(module, neutral, device=modules.device) for module in modules.clients]
+    odd = outliers(outputs)
+    if is_strict and odd:
+        return _without_clients(answers, odd, outputs)
+    return replace(answers, outliers=odd)
+
+
+def _without_clients(answers: Answers, odd: Sequence[int], outputs: Sequence[Tensor]) -> Answers:
+    """Return the answers of all clients but the odd ones.
+
+    `outputs` are those of every client on neutral probes, by which it is told to be odd.
+    """
+    session = answers.session
+    dropped = [session.names[k] for k in odd]
+    kept = [k for k in range(len(session.clients)) if k not in odd]
+    remaining = answers_from(
+        answers.modules.of(_without(session, dropped)),
+        answers.probes,
+        answers.held_out,
+        [answers.outputs[k] for k in kept],
+    )
+    is_telling = len(kept) >= FEWEST
+    others = outliers([outputs[k] for k in kept]) if is_telling else []
+    return replace(remaining, outliers=others, dropped=(*answers.dropped, *dropped))
+
+
+@dataclass(frozen=True)
+class UnitResponses:
+    """How every client's units respond to probes, and what widths would lose of it."""
+
+    clients: Sequence[Responses]
+    curves: Mapping[str, Curve]
+    steady: frozenset[str]  # weights that read the same rows whatever units' order is
+
+
+def respond(answers: Answers) -> UnitResponses:
+    """Run every client on the probes, and compare its units with those of the others."""
+    modules, session = answers.modules, answers.session
+    steady = steady_weights(modules, next(answers.probes.batches(FEW, modules.device)))
+    names = {model: name for model, name in modules.own_names.items() if name in steady}
+    by_client = []
+    for module, widths in zip(modules.clients, session.client_widths, strict=True):
+        units = unit_responses(
+            module,
+            session.plan,
+            widths,
+            answers.probes,
+            names=names,
+            seed=session.options.seed,
+            device=modules.device,
+        )
+        by_client.append({group: normalised(values) for group, values in units.items()})
+    return UnitResponses(by_client, loss_curves(session, by_client), steady)
+
+
+def match_by_responses(
+    session: Session, responses: UnitResponses, growth: float | None, progress: Progress
+) -> Merge:
+    """Return the merge of groups that are matched by responses and weights within a size budget."""
+    compared = Compared(responses.clients, RESPONSE_SHARE)
+    limits: dict[str, int] = {}
+    bounded = session
+    if growth is not None:
+        chosen = choose_widths(session, responses.curves, session.budget(growth))
+        limits = session.limits(1.0) | chosen
+        threshold = session.options.match_threshold or THRESHOLD
+        bounded = replace(session, dials=replace(session.dials, threshold=threshold))
+    matchings = match_groups(bounded, limits, progress, compared=compared)
+    assert matchings is not None
+    return merge_of(session, Solution(matchings, None))
+
+
+def _without(session: Session, dropped: Sequence[str]) -> Session:
+    """Return what is left of a session without some clients."""
+    kept = [client for client in session.clients if client.name not in dropped]
+    if len(kept) < FEWEST_CLIENTS:
+        raise UsageError(f"`drop_outliers` leaves fewer than {FEWEST_CLIENTS} clients")
+    options = without_clients(session.options, dropped)
+    return prepare(kept, options, plan=session.plan, model=session.model, device=session.device)
+
+
+def _by_weights_with_note(session: Session, error: FedmergeError, progress: Progress) -> Merge:
+    merge = merge_by_weights(session, progress)
+    note = f"units were matched by their weights alone, as no probes run: {error.brief}"
+    return replace(merge, warnings=(*merge.warnings, note))

@@ -1,0 +1,232 @@
+"""The clients of a merge: opened, named, brought to one set of tensor names, compared."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+
+from fedmerge.checkpoint import (
+    Checkpoint,
+    ReadOptions,
+    client_names,
+    expand_paths,
+    from_state_dict,
+    open_checkpoint,
+)
+from fedmerge.errors import ArchitectureError, CheckpointError, UsageError
+from fedmerge.user_code import state_of
+from fedmerge.values.arrays import Array
+from fedmerge.values.clients import Client, TensorInfo, name_difference
+
+Source: TypeAlias = str | Path | Mapping[str, torch.Tensor] | torch.nn.Module
+State: TypeAlias = Mapping[str, torch.Tensor]
+
+_COMPARE_HINT = "all clients must share one architecture; compare them with `fedmerge inspect`"
+
+
+def listed(clients: Any) -> tuple[list[Source], list[str] | None]:
+    """Return clients in a list, and their names where they have any."""
+    if isinstance(clients, Mapping):
+        named: dict[str, Any] = {str(name): value for name, value in clients.items()}
+        if any(isinstance(value, torch.Tensor) for value in named.values()):
+            return [named], None  # a single state dict
+        return list(named.values()), list(named)
+    if isinstance(clients, str | Path | torch.nn.Module):
+        return [clients], None
+    if not isinstance(clients, Iterable):
+        raise UsageError(
+            f"`clients` is {type(clients).__name__}, expected paths, state dicts or modules"
+        )
+    return list(clients), None
+
+
+def expand_sources(sources: Sequence[Source], *, least: int = 2) -> list[Path | State]:
+    """Return one entry per client, folders and globs replaced by the files in them."""
+    if isinstance(sources, str | Path | Mapping | torch.nn.Module):
+        sources = [sources]
+    expanded: list[Path | State] = []
+    for source in sources:
+        if isinstance(source, torch.nn.Module):
+            expanded.append(state_of(source))
+        elif isinstance(source, Mapping):
+            expanded.append(source)
+        elif isinstance(source, str | Path):
+            expanded += expand_paths([source])
+        else:
+            raise UsageError(
+                f"a client is {type(source).__name__}, expected a path, a state dict or a module"
+            )
+    if len(expanded) < least:
+        raise UsageError(
+            f"at least {least} clients are needed, got {len(expanded)}",
+            "give two or more checkpoint files, a folder of them or a quoted glob",
+        )
+    return expanded
+
+
+def paths_of(clients: Any) -> list[Path]:
+    """Return the files among clients, which an output must not overwrite."""
+    sources, _ = listed(clients)
+    return [source for source in expand_sources(sources, least=0) if isinstance(source, Path)]
+
+
+def open_clients(
+    sources: Sequence[Path | State], options: ReadOptions, names: Sequence[str] | None = None
+) -> list[Checkpoint]:
+    """Open every client; a state dict without a name is client-1, client-2, … by its place."""
+    places = [
+        Path(f"client-{number}") if isinstance(source, Mapping) else source
+        for number, source in enumerate(sources, start=1)
+    ]
+    clients = [
+        from_state_dict(source, name=name)
+        if isinstance(source, Mapping)
+        else open_checkpoint(source, options, name=name)
+        for source, name in zip(sources, names or client_names(places), strict=True)
+    ]
+    _check_weights(clients)
+    return clients
+
+
+def _check_weights(clients: Sequence[Checkpoint]) -> None:
+    first = clients[0]
+    for client in clients[1:]:
+        if client.weights != first.weights:
+            raise CheckpointError(
+                f"{client.name} gives {client.weights} weights, {first.name} {first.weights} ones",
+                "choose one kind for all with `weights=raw` or `weights=ema`",
+            )
+
+
+def keep_matches(patterns: Sequence[str], client: Checkpoint) -> tuple[str, ...]:
+    """Return the first client's tensors that the patterns of --keep name."""
+    kept: dict[str, None] = {}
+    for pattern in patterns:
+        found = [
+            client.aliases.get(name, name)
+            for name in client.tensors
+            if fnmatchcase(name, pattern) or fnmatchcase(client.output_name(name), pattern)
+        ]
+        if not found:
+            raise UsageError(
+                f"`keep={pattern!r}` names no tensor of {client.name}",
+                "patterns match whole names, e.g. `keep='head.*'`; see `fedmerge inspect`",
+            )
+        kept.update(dict.fromkeys(found))
+    return tuple(kept)
+
+
+@dataclass(frozen=True)
+class RenamedClient:
+    """A client whose tensors are known by another client's names."""
+
+    client: Client
+    own_names: Mapping[str, str]  # name here → name in the client
+
+    @property
+    def name(self) -> str:
+        """How messages and records call this client."""
+        return self.client.name
+
+    @property
+    def tensors(self) -> Mapping[str, TensorInfo]:
+        """The tensors under their new names."""
+        return {name: self.client.tensors[own] for name, own in self.own_names.items()}
+
+    @property
+    def aliases(self) -> Mapping[str, str]:
+        """The tied names among the new names."""
+        renamed = {own: name for name, own in self.own_names.items()}
+        return {renamed[alias]: renamed[name] for alias, name in self.client.aliases.items()}
+
+    def read(self, name: str) -> Array:
+        """Return one tensor by its new name."""
+        return self.client.read(self.own_names[name])
+
+
+def align_names(clients: Sequence[Client], *, by_order: bool, keep: Sequence[str]) -> list[Client]:
+    """Return the clients under the first one's tensor names, or say how the names differ.
+
+    Tensors that the patterns `keep` name are the first client's and need no partner; nor do
+    integer buffers.
+    """
+    first, *others = clients
+    aligned = [first, *(_aligned(client, first, by_order, keep) for client in others)]
+    for client in aligned[1:]:
+        _check_ties(client, first)
+    return aligned
+
+
+def _aligned(client: Client, first: Client, by_order: bool, keep: Sequence[str]) -> Client:
+    difference = name_difference(_merged_names(client, keep), _merged_names(first, keep))
+    if difference is None:
+        return client
+    same_shapes = [i.shape for i in first.tensors.values()] == [
+        i.shape for i in client.tensors.values()
+    ]
+    if same_shapes and by_order:
+        return RenamedClient(client, dict(zip(first.tensors, client.tensors, strict=True)))
+    raise ArchitectureError(
+        f"{client.name}: {difference}, compared with {first.name}",
+        "the shapes agree one by one: `match_by_order` pairs the tensors in stored order"
+        if same_shapes
+        else _COMPARE_HINT,
+    )
+
+
+def _merged_names(client: Client, keep: Sequence[str]) -> list[str]:
+    """Return the names of the tensors that are matched and averaged."""
+    return [
+        name
+        for name, info in client.tensors.items()
+        if info.is_float and not any(fnmatchcase(name, pattern) for pattern in keep)
+    ]
+
+
+def _check_ties(client: Client, first: Client) -> None:
+    """Refuse a client whose tied tensors differ from the first one's, unless their values agree."""
+    for one, other in ((first, client), (client, first)):
+        for alias, name in one.aliases.items():
+            is_tied = alias not in other.tensors or other.aliases.get(alias) == name
+            if not is_tied and not np.array_equal(other.read(alias), other.read(name)):
+                raise ArchitectureError(
+                    f"'{alias}' is tied to '{name}' in {one.name}, but not in {other.name}",
+                    _COMPARE_HINT,
+                )
+
+
+def check_dtypes(clients: Sequence[Client], names: Collection[str]) -> None:
+    """Refuse clients that store the same tensor in different dtypes."""
+    first, *others = clients
+    for client in others:
+        for name in names:
+            found, expected = client.tensors[name].dtype, first.tensors[name].dtype
+            if found != expected:
+                raise ArchitectureError(
+                    f"{client.name}: '{name}' is {found}, expected {expected} as in {first.name}",
+                    "say which dtype the result shall have with `dtype`",
+                )
+
+
+def first_difference(client: Client, first: Client) -> str | None:
+    """Return the first difference in names, shapes or dtypes between two clients, in words."""
+    difference = name_difference(client.tensors, first.tensors)
+    if difference is not None:
+        return f"{difference}, compared with {first.name}"
+    for name, expected in first.tensors.items():
+        found = client.tensors[name]
+        if found.shape != expected.shape:
+            return f"'{name}' is {_shape(found)}, in {first.name} {_shape(expected)}"
+        if found.dtype != expected.dtype:
+            return f"'{name}' is {found.dtype}, in {first.name} {expected.dtype}"
+    return None
+
+
+def _shape(info: TensorInfo) -> str:
+    return "×".join(map(str, info.shape)) or "a scalar"

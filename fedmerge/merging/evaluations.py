@@ -1,0 +1,151 @@
+"""`eval`: how well models do on data."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from torch import nn
+
+from fedmerge.architecture.model_code import ModelCode
+from fedmerge.checkpoint import Checkpoint, ReadOptions
+from fedmerge.merging.client_sources import Source, expand_sources, open_clients
+from fedmerge.merging.loading import load_checkpoint
+from fedmerge.merging.options import EvaluationOptions as EvaluationOptions
+from fedmerge.training import (
+    EVALUATION_KEYS,
+    EnsembleEvaluation,
+    Evaluation,
+    LearningTask,
+    Preparation,
+    Shard,
+    evaluate_ensemble,
+    find_task,
+    parse_normalize,
+    seeded,
+)
+from fedmerge.training import evaluate as evaluate_model
+from fedmerge.training.evaluation import KeepRows
+from fedmerge.training.objects import Data
+from fedmerge.training.shards import EVALUATION, shard_of
+from fedmerge.values.wording import Progress, silent
+
+SEED = 0  # of models that draw numbers when they are run
+
+
+def given_preparation(normalize: str | None, channels_last: bool) -> Preparation:
+    """Return how samples are prepared, from the values of a command line."""
+    mean, std = ((), ()) if normalize is None else parse_normalize(normalize)
+    return Preparation(mean, std, channels_last)
+
+
+@dataclass(frozen=True)
+class Judge:
+    """The data and the task by which models are compared."""
+
+    shard: Shard
+    task: LearningTask
+    options: EvaluationOptions
+    keep: KeepRows | None = None  # what of the models' outputs is kept to compare them
+
+    def evaluate(self, code: ModelCode, checkpoint: Checkpoint) -> Evaluation:
+        """Return how well a checkpoint does in the user's model, at the checkpoint's widths."""
+        with self._seeded():
+            return evaluate_model(
+                load_checkpoint(code.build, checkpoint),
+                self.shard,
+                self.task,
+                device=self.options.device,
+                batch_size=self.options.batch_size,
+                keep=self.keep,
+            )
+
+    def evaluate_together(
+        self,
+        code: ModelCode,
+        clients: Sequence[Checkpoint],
+        *,
+        weights: Sequence[float],
+        progress: Progress = silent,
+    ) -> EnsembleEvaluation:
+        """Return how well clients do alone, and the mean of their outputs."""
+
+        def build(number: int) -> nn.Module:
+            progress("evaluating clients", number, len(clients))
+            return load_checkpoint(code.build, clients[number])
+
+        builds: list[Callable[[], nn.Module]] = [partial(build, k) for k in range(len(clients))]
+        with self._seeded():
+            found = evaluate_ensemble(
+                builds,
+                self.shard,
+                self.task,
+                weights=weights,
+                device=self.options.device,
+                batch_size=self.options.batch_size,
+                keep=self.keep,
+            )
+        progress("evaluating clients", len(clients), len(clients))
+        return found
+
+    def _seeded(self) -> AbstractContextManager[None]:
+        return seeded(SEED, self.options.device)
+
+
+def open_judge(data: Data, options: EvaluationOptions) -> Judge:
+    """Return the data and the task, before any model is opened."""
+    task = find_task(options.task)
+    shard = shard_of(
+        data, "data", client=EVALUATION, keys=EVALUATION_KEYS, preparation=options.preparation
+    )
+    return Judge(shard, task, options)
+
+
+@dataclass(frozen=True)
+class Score:
+    """How well one model does, and how large it is."""
+
+    model: str
+    parameters: int
+    evaluation: Evaluation
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the score as `--json` prints it."""
+        return {
+            "model": self.model,
+            "loss": self.evaluation.loss,
+            "metrics": dict(self.evaluation.metrics),
+            "samples": self.evaluation.samples,
+            "parameters": self.parameters,
+        }
+
+
+def evaluate(
+    sources: Sequence[Source],
+    data: Data,
+    *,
+    model: ModelCode,
+    options: EvaluationOptions | None = None,
+    reading: ReadOptions | None = None,
+    names: Sequence[str] | None = None,
+    progress: Progress = silent,
+) -> list[Score]:
+    """Evaluate checkpoints, each in the user's model at its widths."""
+    judge = open_judge(data, options or EvaluationOptions())
+    checkpoints = open_clients(expand_sources(sources, least=1), reading or ReadOptions(), names)
+    scores = []
+    for number, checkpoint in enumerate(checkpoints):
+        progress("evaluating", number, len(checkpoints))
+        found = judge.evaluate(model, checkpoint)
+        scores.append(Score(checkpoint.name, count_floats(checkpoint), found))
+    progress("evaluating", len(checkpoints), len(checkpoints))
+    return scores
+
+
+def count_floats(checkpoint: Checkpoint) -> int:
+    """Return how many floating-point numbers a checkpoint holds, tied ones once."""
+    own = (i for name, i in checkpoint.tensors.items() if name not in checkpoint.aliases)
+    return sum(info.size for info in own if info.is_float)

@@ -1,0 +1,236 @@
+"""Fit merged layers by least squares to what the clients' layers give."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fedmerge.matching.features import folded
+from fedmerge.merging.client_modules import ClientModules, calls_of
+from fedmerge.merging.invariance import own_norms
+from fedmerge.merging.result import Merge
+from fedmerge.merging.targets import BATCH, Part, Targets, collect_targets, used_once
+from fedmerge.probes.layer_calls import Call, CellCall, LayerCall
+from fedmerge.probes.least_squares import Fit, Gram, GramSum, Moments, best_ridge, lively_ridge
+from fedmerge.probes.probe_inputs import Probes
+from fedmerge.values.arrays import Array
+from fedmerge.values.clients import ClientView
+from fedmerge.values.plans import Norm, Plan
+from fedmerge.values.wording import Progress, silent
+
+STRENGTHS = (1e-4, 1e-3, 1e-2, 1e-1, 1.0, 10.0)  # of the ridge, one is chosen per layer
+CANDIDATE = 2  # the gate of a GRU whose part from the states is gated before it is added
+GRU_GATES = 3
+
+
+def layer_rows(call: LayerCall, part: Part) -> tuple[Tensor, Tensor]:
+    """Return what a layer reads and should give (rows, …)."""
+    inputs = call.patches(part.rows)
+    return inputs, part.mean("outputs").to(inputs)
+
+
+def cell_rows(call: CellCall, part: Part) -> tuple[Tensor, Tensor]:
+    """Return what a recurrent layer reads and should add to its gates (rows, …).
+
+    The states are the owners' mean: those of the layer itself are right only once it is fitted.
+    Targets are three: from inputs and states together, from inputs, and from states.
+    """
+    inputs, _ = call.rows(part.rows)
+    states = part.mean("states").to(inputs)
+    one, two = part.mean("from_inputs").to(inputs), part.mean("from_states").to(inputs)
+    return torch.cat([inputs, states], dim=1), torch.cat([one + two, one, two], dim=1)
+
+
+def fitted_layer(
+    merge: Merge, names: Mapping[str, str], name: str, call: LayerCall, moments: Moments
+) -> dict[str, Array]:
+    """Return the weight and bias of a layer, and the batch norm that follows it, if any."""
+    start = np.moveaxis(_folded_mean(merge, name), call.out_axis, 0)
+    flat = torch.from_numpy(start.reshape(len(start), -1)).to(moments.fitted.inputs)
+    is_hidden = bool(merge.plan.tensors[name].produces)
+    fit = (lively_ridge if is_hidden else best_ridge)(moments, flat, STRENGTHS)
+    weight = fit.weight.cpu().numpy().reshape(start.shape)
+    found: dict[str, Array] = {name: np.moveaxis(weight, 0, call.out_axis)}
+    bias = None if call.bias is None else names[call.bias]
+    norm = merge.norm_of(name)
+    if norm is not None:
+        return found | _fitted_norm(norm, fit, moments, bias)
+    return found if bias is None else {**found, bias: fit.bias.cpu().numpy()}
+
+
+def _fitted_norm(norm: Norm, fit: Fit, moments: Moments, bias: str | None) -> dict[str, Array]:
+    """Return a batch norm that leaves its input as it is and adds the fit's bias.
+
+    Its statistics are those of its input on the probes, so that it may be trained on.
+    """
+    mean = fit.weight @ moments.fitted.input_mean
+    variance = moments.fitted.variance(fit.weight)
+    if norm.scale is None or norm.shift is None:  # nothing to learn: the statistics do it all
+        mean, variance = -fit.bias, torch.full_like(variance, 1 - norm.eps)
+    found = {norm.mean: mean, norm.variance: variance}
+    if norm.scale is not None and norm.shift is not None:
+        found |= {norm.scale: (variance + norm.eps).sqrt(), norm.shift: mean + fit.bias}
+    if bias is not None:
+        found[bias] = torch.zeros_like(fit.bias)
+    return {name: values.cpu().numpy() for name, values in found.items()}
+
+
+def fitted_cell(
+    names: Mapping[str, str], arrays: Mapping[str, Array], call: CellCall, moments: Moments
+) -> dict[str, Array]:
+    """Return the tensors of one layer and direction of a recurrent stack."""
+    like = moments.fitted.inputs
+    from_inputs = torch.from_numpy(arrays[names[call.weight_ih]]).to(like)
+    from_states = torch.from_numpy(arrays[names[call.weight_hh]]).to(like)
+    rows, inputs = from_inputs.shape
+    both = moments.part(slice(None), slice(0, rows))
+    fit = best_ridge(both, torch.cat([from_inputs, from_states], dim=1), STRENGTHS)
+    weight, bias, state_bias = fit.weight, fit.bias, torch.zeros_like(fit.bias)
+    if call.kind == "gru":
+        gate = slice(CANDIDATE * rows // GRU_GATES, rows)
+        one = moments.part(slice(0, inputs), _moved(gate, rows))
+        two = moments.part(slice(inputs, None), _moved(gate, 2 * rows))
+        alone = best_ridge(one, from_inputs[gate], STRENGTHS)
+        before = best_ridge(two, from_states[gate], STRENGTHS)
+        weight[gate] = torch.cat([alone.weight, before.weight], dim=1)
+        bias[gate], state_bias[gate] = alone.bias, before.bias
+    found = {call.weight_ih: weight[:, :inputs], call.weight_hh: weight[:, inputs:]}
+    if call.bias_ih is not None and call.bias_hh is not None:
+        found |= {call.bias_ih: bias, call.bias_hh: state_bias}
+    return {names[name]: values.cpu().numpy() for name, values in found.items()}
+
+
+def _moved(part: slice, by: int) -> slice:
+    return slice(part.start + by, part.stop + by)
+
+
+def _folded_mean(merge: Merge, name: str) -> Array:
+    """Return the owners' mean weight, each with its batch norm folded in."""
+    clients = [_Folded(client, merge.plan) for client in merge.session.aligned]
+    return merge.averaged(name, clients)
+
+
+@dataclass(frozen=True)
+class _Folded(ClientView):
+    """A client whose weights have the batch norms that follow them folded in."""
+
+    plan: Plan
+
+    def read(self, name: str) -> Array:
+        """Return a tensor, folded."""
+        return folded(self.client, self.plan, name)
+
+
+FEW = 2  # samples on which it is seen how a layer is used
+MOST_INPUTS = 12_288  # of a fitted layer: moments of more (1.2 GB as doubles) cost too much
+
+
+def fit_merges(
+    modules: ClientModules,
+    merges: Sequence[Merge],
+    probes: Probes,
+    held_out: Probes,
+    *,
+    steady: frozenset[str],
+    progress: Progress,
+) -> list[Merge]:
+    """Return merges of one matching whose layers are fitted on probes.
+
+    `steady` are the weights, by the plan's names, whose rows can be compared. Held-out probes
+    choose the strength of each ridge. Batch norms are folded where they alone read a layer.
+    """
+    few = next(probes.batches(FEW, modules.device))
+    weights = used_once(modules, merges[0], few, steady)
+    norms = own_norms(modules, few)
+    foldable = [_with_norms(merge, norms) for merge in merges]
+    seed = merges[0].options.seed
+    wanted, checked = (
+        collect_targets(modules, foldable, inputs, weights=weights, seed=seed)
+        for inputs in (probes, held_out)
+    )
+    fitters = [
+        Fitter(modules, merge, probes, held_out, targets)
+        for merge, *targets in zip(foldable, wanted, checked, strict=True)
+    ]
+    return [
+        replace(merge, fitted=fitter.fit(progress))
+        for merge, fitter in zip(merges, fitters, strict=True)
+    ]
+
+
+def _with_norms(merge: Merge, norms: tuple[Norm, ...]) -> Merge:
+    plan = replace(merge.plan, norms=norms)
+    return replace(merge, session=replace(merge.session, plan=plan))
+
+
+@dataclass(frozen=True)
+class Fitter:
+    """Fits one merge's layers on probes.
+
+    Every layer is fitted on what the global model gives it, whose earlier layers are fitted by
+    then: errors don't add up. Weights that read very much, that are used more than once or that
+    have no targets stay as the merge has them.
+    """
+
+    modules: ClientModules
+    merge: Merge
+    probes: Probes
+    held_out: Probes
+    targets: Sequence[Targets]  # on the probes, and on the held-out ones
+
+    def fit(self, progress: Progress = silent) -> dict[str, Array]:
+        """Return the tensors that differ from the merge's, by the plan's names."""
+        few = next(self.probes.batches(FEW, self.modules.device))
+        arrays = {name: self.merge.read(name) for name in self.merge.plan.tensors}
+        changed: dict[str, Array] = {}
+        names = list(self.targets[0])
+        for number, name in enumerate(names):
+            progress("fitting", number, len(names))
+            model = self.modules.merged({**arrays, **changed})
+            for call in calls_of(self.modules, model, name, [few]):
+                if call.reads <= MOST_INPUTS:
+                    changed |= self._fitted(model, name, call, arrays)
+        progress("fitting", len(names), len(names))
+        return changed
+
+    def _fitted(
+        self, model: nn.Module, name: str, call: Call, arrays: Mapping[str, Array]
+    ) -> dict[str, Array]:
+        """Return the new tensors of the layer that a call is of."""
+        has_intercept = call.has_bias or self.merge.norm_of(name) is not None
+        moments = Moments(
+            *(
+                self._gram(model, name, probes, targets[name], has_intercept=has_intercept)
+                for probes, targets in zip((self.probes, self.held_out), self.targets, strict=True)
+            )
+        )
+        if isinstance(call, LayerCall):
+            return fitted_layer(self.merge, self.modules.own_names, name, call, moments)
+        return fitted_cell(self.modules.own_names, arrays, call, moments)
+
+    def _gram(
+        self,
+        model: nn.Module,
+        name: str,
+        probes: Probes,
+        parts: Sequence[Part],
+        *,
+        has_intercept: bool,
+    ) -> Gram:
+        """Return the moments of what the global model's layer reads and should give."""
+        total: GramSum | None = None
+        batches = probes.batches(BATCH, self.modules.device)
+        calls = calls_of(self.modules, model, name, batches)
+        for call, part in zip(calls, parts, strict=True):
+            inputs, targets = (
+                layer_rows(call, part) if isinstance(call, LayerCall) else cell_rows(call, part)
+            )
+            if total is None:
+                total = GramSum(inputs.shape[1], targets.shape[1], device=self.modules.device)
+            total.add(inputs, targets)
+        assert total is not None
+        return total.result(has_intercept=has_intercept)

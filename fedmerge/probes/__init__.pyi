@@ -1,0 +1,41 @@
+from .data import read_probes as read_probes
+from .layer_calls import (
+    Call as Call,
+    CellCall as CellCall,
+    LayerCall as LayerCall,
+    Window as Window,
+    names_of as names_of,
+    patches as patches,
+    run_heard as run_heard,
+)
+from .least_squares import (
+    Fit as Fit,
+    Gram as Gram,
+    GramSum as GramSum,
+    Moments as Moments,
+    best_ridge as best_ridge,
+    lively_ridge as lively_ridge,
+    ridge as ridge,
+)
+from .noise import (
+    Leaves as Leaves,
+    Spectrum as Spectrum,
+    dead_leaves as dead_leaves,
+    noise_probes as noise_probes,
+)
+from .options import ProbeOptions as ProbeOptions
+from .probe_inputs import Probes as Probes
+from .responses import normalised as normalised, unit_responses as unit_responses
+from .sources import (
+    NOISE_SHARE as NOISE_SHARE,
+    ProbedClients as ProbedClients,
+    make_probes as make_probes,
+)
+from .synthetic import (
+    Ascent as Ascent,
+    distance_from_statistics as distance_from_statistics,
+    draw_targets as draw_targets,
+    synthetic_probes as synthetic_probes,
+    watched_norms as watched_norms,
+)
+from .text import generated_probes as generated_probes, is_language_model as is_language_model

@@ -1,0 +1,100 @@
+"""Options of probes: the inputs on which clients are compared."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+
+from fedmerge.errors import UsageError
+from fedmerge.values.option_fields import option
+
+if TYPE_CHECKING:
+    from fedmerge.training import Preparation
+    from fedmerge.training.objects import Data
+
+IN_MEMORY = "in memory"  # what a record calls data that are no file
+
+Source: TypeAlias = Literal["noise", "synthetic", "none"]
+
+DEFAULT_COUNT = 1000
+FEWEST, MOST = 10, 100_000  # probes; all are made at once
+LARGEST = 1e6  # of noise: squares of what nets make of it are finite
+_STANDARD = ((0.0,), (1.0,))  # mean and deviation of noise
+
+
+@dataclass(frozen=True)
+class ProbeOptions:
+    """Inputs on which clients are compared; None leaves the choice to fedmerge."""
+
+    source: Source | None = option(
+        "Inputs on which units are compared: noise, made from the clients, or none, for weights "
+        "alone",
+        values="noise|synthetic|none",
+        unset="synthetic; noise for costly models",
+        name="probe",
+    )
+    data: Data | None = option(
+        "Real inputs as probes, without labels: x in .npz, .pt or .safetensors",
+        values="FILE",
+        name="probe_data",
+    )
+    count: int | None = option(
+        f"How many probes, {FEWEST} to {MOST:,}",
+        values="N",
+        unset=f"up to {DEFAULT_COUNT:,}",
+        name="probe_count",
+    )
+    mean: tuple[float, ...] = option(
+        "Mean of noise, one number or one per channel",
+        _STANDARD[0],
+        values="X,X,…",
+        unset="0",
+        name="probe_mean",
+    )
+    std: tuple[float, ...] = option(
+        "Deviation of noise, one number or one per channel",
+        _STANDARD[1],
+        values="X,X,…",
+        unset="1",
+        name="probe_std",
+    )
+    preparation: Preparation | None = None  # of the file's arrays
+
+    def __post_init__(self) -> None:
+        if self.source not in (None, "noise", "synthetic", "none"):
+            raise UsageError(f"`probe` is {self.source!r}, expected noise, synthetic or none")
+        if self.data is not None and self.source is not None:
+            raise UsageError("`probe_data` and `probe` exclude each other")
+        if self.data is not None and (self.mean, self.std) != _STANDARD:
+            raise UsageError("`probe_mean` and `probe_std` are for noise, not for `probe_data`")
+        if self.count is not None and not FEWEST <= self.count <= MOST:
+            raise UsageError(f"`probe_count` is {self.count}, expected {FEWEST} to {MOST:,}")
+        if not all(abs(value) <= LARGEST for value in (*self.mean, *self.std)):  # nor NaN
+            raise UsageError(
+                f"`probe_mean` and `probe_std` have to be finite, at most {LARGEST:,.0f}"
+            )
+        if any(deviation <= 0 for deviation in self.std):
+            raise UsageError("`probe_std` has to be above 0")
+        if self.source == "none" and self.asked_for:
+            raise UsageError("`probe=none` takes no other options of probes")
+
+    @property
+    def asked_for(self) -> tuple[str, ...]:
+        """What the user said, as messages name it, that needs a model which can be run."""
+        said = {
+            "`probe`": self.source in ("noise", "synthetic"),
+            "`probe_data`": self.data is not None,
+            "`probe_count`": self.count is not None,
+            "`probe_mean`": self.mean != _STANDARD[0],
+            "`probe_std`": self.std != _STANDARD[1],
+        }
+        return tuple(name for name, is_said in said.items() if is_said)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the options as the merge record keeps them, files without their folders."""
+        prepared = None if self.preparation is None else vars(self.preparation)
+        file = None if self.data is None else IN_MEMORY
+        if isinstance(self.data, str | Path):
+            file = Path(self.data).name
+        return {**vars(self), "data": file, "preparation": prepared}

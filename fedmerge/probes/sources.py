@@ -1,0 +1,193 @@
+"""Where probes come from: a table of sources, and the choice among them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from torch import Tensor, nn
+
+from fedmerge.architecture.model_code import evaluated
+from fedmerge.errors import UsageError
+from fedmerge.probes.data import read_probes
+from fedmerge.probes.layer_calls import Call, LayerCall, run_heard
+from fedmerge.probes.noise import noise_probes
+from fedmerge.probes.options import DEFAULT_COUNT, FEWEST, ProbeOptions
+from fedmerge.probes.probe_inputs import Probes
+from fedmerge.probes.synthetic import SYNTHETIC, synthetic_probes
+from fedmerge.probes.text import generated_probes, is_language_model
+from fedmerge.user_code import parts_of
+from fedmerge.values.wording import Progress, silent
+
+FEWEST_PROBES = 64  # of a costly model
+MOST_WORK = 2e12  # multiplications that one run over all probes may take
+STEPS = 60  # of synthetic inputs
+SYNTHETIC_WORK = 1e13  # multiplications that making them may take, unless they are asked for
+NOISE_SHARE = 0.5  # noise beside synthetic inputs, as a share of these
+
+
+@dataclass(frozen=True)
+class ProbedClients:
+    """What probes are made for: clients that run, and inputs of a few samples that they take."""
+
+    modules: Sequence[nn.Module]
+    like: tuple[Tensor, ...]
+    options: ProbeOptions
+    seed: int
+    device: str
+    progress: Progress = silent
+
+    @property
+    def few(self) -> tuple[Tensor, ...]:
+        """The few samples where the clients are."""
+        return tuple(tensor.to(self.device) for tensor in self.like)
+
+    @cached_property
+    def work(self) -> float:
+        """Multiplications that a run of one sample takes."""
+        return work_of(self.modules[0], self.few) / len(self.like[0])
+
+    @cached_property
+    def count(self) -> int:
+        """How many probes there are."""
+        affordable = max(FEWEST_PROBES, int(MOST_WORK / max(1.0, self.work)))
+        return self.options.count or min(DEFAULT_COUNT, affordable)
+
+    @cached_property
+    def tokens(self) -> int | None:
+        """How many different tokens the model takes."""
+        for _, module in parts_of(self.modules[0]):
+            if isinstance(module, nn.Embedding | nn.EmbeddingBag):
+                return module.num_embeddings
+        return None
+
+    @cached_property
+    def outputs(self) -> Any:
+        """What the first client gives on the few samples."""
+        return evaluated(self.modules[0], self.few)
+
+
+def make_probes(clients: ProbedClients) -> Probes:
+    """Return probes as asked for, else the best that are cheap enough."""
+    return PROBES[_source(clients)](clients)
+
+
+def neutral_probes(clients: ProbedClients, probes: Probes) -> Probes:
+    """Return inputs that no client had a hand in: of those that a bad one made, all are bad."""
+    return noise(clients) if SYNTHETIC in probes.source else probes
+
+
+def data(clients: ProbedClients) -> Probes:
+    """Return the user's inputs."""
+    options = clients.options
+    assert options.data is not None
+    probes = read_probes(
+        options.data,
+        count=options.count or DEFAULT_COUNT,
+        seed=clients.seed,
+        preparation=options.preparation,
+        like=clients.like,
+    )
+    if len(probes) < FEWEST:
+        raise UsageError(
+            f"`probe_data` has {len(probes)} inputs, expected at least {FEWEST}: "
+            "some are held out to judge the merge"
+        )
+    return probes
+
+
+def noise(clients: ProbedClients) -> Probes:
+    """Return noise of the inputs' shapes, or random tokens."""
+    return noise_probes(
+        clients.like,
+        clients.count,
+        mean=clients.options.mean,
+        std=clients.options.std,
+        seed=clients.seed,
+        tokens=clients.tokens,
+    )
+
+
+def text(clients: ProbedClients) -> Probes:
+    """Return text that the clients write themselves."""
+    assert clients.tokens is not None
+    return generated_probes(
+        _builds(clients),
+        clients.like,
+        tokens=clients.tokens,
+        count=clients.count,
+        seed=clients.seed,
+        device=clients.device,
+        progress=clients.progress,
+    )
+
+
+def synthetic(clients: ProbedClients) -> Probes:
+    """Return inputs that the clients take for classes, and some noise."""
+    plain = noise(clients)
+    made = synthetic_probes(
+        _builds(clients),
+        plain,
+        steps=STEPS,
+        seed=clients.seed,
+        device=clients.device,
+        progress=clients.progress,
+    )
+    return made.joined(plain.split(int(NOISE_SHARE * len(plain)), seed=clients.seed)[1])
+
+
+PROBES: Mapping[str, Callable[[ProbedClients], Probes]] = {
+    "data": data,
+    "noise": noise,
+    "text": text,
+    "synthetic": synthetic,
+}
+
+
+def _source(clients: ProbedClients) -> str:
+    """Return the row of the table that suits the wishes and the clients."""
+    options = clients.options
+    if options.data is not None:
+        return "data"
+    is_costly = clients.work * clients.count * STEPS > SYNTHETIC_WORK
+    if options.source == "noise" or (options.source is None and is_costly):
+        return "noise"
+    if is_language_model(clients.outputs, clients.like, tokens=clients.tokens):
+        return "text"
+    return "synthetic" if _is_classifier(clients.outputs, clients.like) else "noise"
+
+
+def _builds(clients: ProbedClients) -> list[Callable[[], nn.Module]]:
+    return [lambda module=module: module for module in clients.modules]  # type: ignore[misc]
+
+
+def work_of(model: nn.Module, inputs: tuple[Tensor, ...]) -> float:
+    """Return how many multiplications a run takes, of those that weights are part of."""
+    total = 0.0
+
+    def hear(call: Call) -> None:
+        nonlocal total
+        if isinstance(call, LayerCall):
+            total += float(len(call.outputs)) * call.size
+        else:
+            steps = call.inputs.shape[0] * call.inputs.shape[1]
+            total += float(steps) * sum(p.numel() for p in call.parameters)
+
+    run_heard(model, inputs, hear)
+    return total
+
+
+def _is_classifier(outputs: Any, inputs: tuple[Tensor, ...]) -> bool:
+    """Return whether the first output has a row of at least two numbers per sample."""
+    first = outputs[0] if isinstance(outputs, tuple | list) and outputs else outputs
+    has_floats = any(tensor.is_floating_point() for tensor in inputs)
+    return (
+        has_floats
+        and isinstance(first, Tensor)
+        and first.is_floating_point()
+        and first.dim() == 2
+        and first.shape[0] == len(inputs[0])
+        and first.shape[1] > 1
+    )

@@ -1,0 +1,302 @@
+"""Training of one model on one shard."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import nn
+
+from fedmerge.errors import TrainingCodeError, TrainingError
+from fedmerge.training.evaluation import call_model, calling_task, naming
+from fedmerge.training.settings import (
+    Optimizer,
+    Precision,
+    TrainSettings,
+    choose_precision,
+    limited_threads,
+    seeded,
+)
+from fedmerge.training.shards import Shard
+from fedmerge.training.tasks import LearningTask
+from fedmerge.user_code import (
+    optional_tensors,
+    parameters_of,
+    parts_of,
+    placed,
+    state_of,
+    user_code,
+)
+from fedmerge.values.arrays import Array, DType, IntArray
+from fedmerge.values.wording import Progress, silent
+from fedmerge.values.work import Arrays, Place
+
+_MOST_NAMES = 5  # in a message
+
+
+def load_arrays(model: nn.Module, arrays: Arrays) -> frozenset[str]:
+    """Copy arrays into the module's parameters and buffers; every one must be given a value.
+
+    Tied tensors may be given by any one of their names. Returns the names of those that torch
+    does without when it loads a file, and that have no value here.
+    """
+    tensors = named_tensors(model)
+    if unknown := [name for name in arrays if name not in tensors]:
+        raise TrainingError(f"the model has no {_quoted(unknown)}")
+    given = {_memory(tensors[name]) for name in arrays}
+    missing = [name for name, tensor in tensors.items() if _memory(tensor) not in given]
+    optional = optional_tensors(model) if missing else frozenset()
+    if needed := [name for name in missing if name not in optional]:
+        raise TrainingError(f"there are no values for the model's {_quoted(needed)}")
+    for name, array in arrays.items():
+        if tensors[name].shape != array.shape:
+            found = tuple(tensors[name].shape)
+            raise TrainingError(f"the model's '{name}' is {found}, expected {array.shape}")
+        tensors[name].copy_(torch.tensor(np.asarray(array)))
+    return frozenset(missing)
+
+
+def read_arrays(model: nn.Module, *, without: Collection[str] = ()) -> dict[str, Array]:
+    """Return copies of the module's tensors, tied ones once, without some names.
+
+    Half-precision tensors are widened to float32, which numpy knows.
+    """
+    tensors = named_tensors(model)
+    seen = {_memory(tensors[name]) for name in without if name in tensors}
+    arrays: dict[str, Array] = {}
+    for name, tensor in tensors.items():
+        if _memory(tensor) in seen:
+            continue
+        seen.add(_memory(tensor))
+        arrays[name] = _as_array(tensor).copy()
+    return arrays
+
+
+def array_dtypes(model: nn.Module) -> dict[str, DType]:
+    """Return the types of the arrays that `read_arrays` gives, for all names of tied tensors."""
+    return {
+        name: _as_array(tensor[:0] if tensor.ndim else tensor).dtype
+        for name, tensor in named_tensors(model).items()
+    }
+
+
+def tied_names(model: nn.Module) -> dict[str, str]:
+    """Return the first name of every tensor of the module's state, by any of its names."""
+    firsts: dict[tuple[object, ...], str] = {}
+    return {
+        name: firsts.setdefault(_memory(tensor), name)
+        for name, tensor in named_tensors(model).items()
+    }
+
+
+def _as_array(tensor: torch.Tensor) -> Array:
+    wide = tensor.float() if tensor.dtype in (torch.bfloat16, torch.float16) else tensor
+    array: Array = wide.cpu().numpy()
+    return array
+
+
+def named_tensors(model: nn.Module) -> Mapping[str, torch.Tensor]:
+    """Return the tensors of the module's state, sharing its memory."""
+    return state_of(model)
+
+
+def _memory(tensor: torch.Tensor) -> tuple[object, ...]:
+    """Return what is equal for two names of one tensor only."""
+    if not tensor.numel():
+        return (id(tensor),)  # it has no memory to tell it by
+    return (tensor.data_ptr(), tensor.shape, tensor.stride())
+
+
+def _quoted(names: list[str]) -> str:
+    shown = ", ".join(f"'{name}'" for name in names[:_MOST_NAMES])
+    more = len(names) - _MOST_NAMES
+    return f"{shown} and {more} more" if more > 0 else shown
+
+
+_DIVERGED_HINT = "lower `learning_rate`, or limit the gradient with `clip_norm`"
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What training gave."""
+
+    arrays: Arrays  # every tensor that was not frozen
+    losses: tuple[float, ...]  # mean over the batches of each epoch, without the proximal term
+    samples: int
+    seconds: float
+
+
+def train_model(
+    model: nn.Module,
+    shard: Shard,
+    task: LearningTask,
+    settings: TrainSettings,
+    *,
+    frozen: Collection[str] = (),
+    place: Place = Place(),  # noqa: B008 (a frozen value)
+    progress: Progress = silent,
+) -> Trained:
+    """Train the module in place, with the tensors named in `frozen` left as they are.
+
+    A module that keeps statistics, such as a batch norm, and has a frozen tensor is used as in
+    evaluation. On CPU, the same module, shard, settings and threads give the same bits. Rate,
+    epochs and decay are the settings' own: `TrainSettings.at` gives those of a stage.
+    """
+    began = time.monotonic()
+    placed(model, place.device)
+    with limited_threads(place.threads), seeded(settings.seed, place.device), naming(shard):
+        with _freezing(model, frozen) as trainable:
+            training = _Training(model, shard, task, settings, trainable, place.device)
+            losses = training.run(progress)
+        arrays = read_arrays(model, without=frozen)
+        _check_weights(named_tensors(model))
+    return Trained(arrays, losses, len(shard), time.monotonic() - began)
+
+
+class _Training:
+    """The loop over epochs and batches, with what it keeps between them."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        shard: Shard,
+        task: LearningTask,
+        settings: TrainSettings,
+        trainable: Sequence[nn.Parameter],
+        device: str,
+    ) -> None:
+        self._model, self._shard, self._task, self._settings = model, shard, task, settings
+        self._trainable, self._device = trainable, device
+        anchored = trainable if settings.proximal else ()
+        self._start = [parameter.detach().clone() for parameter in anchored]
+        self._optimizer = _OPTIMIZERS[settings.optimizer](trainable, settings)
+        self._precision: Precision = choose_precision(device, mixed=settings.mixed_precision)
+        self._scaler = self._precision.scaler()
+        self._shuffler = torch.Generator().manual_seed(settings.seed)
+
+    def run(self, progress: Progress) -> tuple[float, ...]:
+        """Train all epochs and return the mean loss of each."""
+        means: list[float] = []
+        for epoch in range(self._settings.epochs):
+            batches = _batches(len(self._shard), self._settings.batch_size, self._shuffler)
+            losses = []
+            for number, rows in enumerate(batches):
+                losses.append(self._step(rows))
+                done = epoch * len(batches) + number + 1
+                progress("training", done, self._settings.epochs * len(batches))
+            # Looked at once per epoch: reading a number makes an accelerator wait.
+            means.append(float(torch.stack(losses).cpu().double().mean()))
+            if not math.isfinite(means[-1]):
+                raise TrainingError(
+                    f"the loss became NaN or infinite in epoch {epoch + 1}", _DIVERGED_HINT
+                )
+        return tuple(means)
+
+    def _step(self, rows: IntArray) -> torch.Tensor:
+        """Take one step of the optimizer and return the batch's loss."""
+        x, y = self._shard.batch(rows, self._device)
+        self._optimizer.zero_grad(set_to_none=True)
+        with self._precision():
+            outputs = call_model(self._model, x)
+            with calling_task(self._task):
+                loss = self._task.loss(outputs, y)
+        _check_loss(loss)
+        scaled = self._scaler.scale(loss + self._proximal_term())
+        with user_code("the model can't be trained", of=self._model, error=TrainingCodeError):
+            torch.autograd.backward(scaled)
+            if self._settings.clip_norm is not None:
+                self._scaler.unscale_(self._optimizer)
+                nn.utils.clip_grad_norm_(self._trainable, self._settings.clip_norm)
+            self._scaler.step(self._optimizer)
+            self._scaler.update()
+        return loss.detach()
+
+    def _proximal_term(self) -> torch.Tensor | float:
+        """Return FedProx's mu/2 ‖w - w_start‖² over the trained parameters."""
+        if not self._settings.proximal:
+            return 0.0
+        pairs = zip(self._trainable, self._start, strict=True)
+        distance = torch.stack([(now - start).square().sum() for now, start in pairs]).sum()
+        return self._settings.proximal / 2 * distance
+
+
+_OPTIMIZERS: Mapping[
+    Optimizer, Callable[[Sequence[nn.Parameter], TrainSettings], torch.optim.Optimizer]
+] = {
+    "sgd": lambda parameters, settings: torch.optim.SGD(
+        parameters,
+        lr=settings.learning_rate,
+        momentum=settings.momentum,
+        weight_decay=settings.weight_decay,
+    ),
+    "adam": lambda parameters, settings: torch.optim.Adam(
+        parameters, lr=settings.learning_rate, weight_decay=settings.weight_decay
+    ),
+}
+
+
+@contextmanager
+def _freezing(model: nn.Module, frozen: Collection[str]) -> Iterator[list[nn.Parameter]]:
+    """Put the module into training mode but for its frozen parts, and yield what is trained."""
+    if unknown := set(frozen) - set(named_tensors(model)):
+        raise TrainingError(f"the model has no '{min(unknown)}' to freeze")
+    parameters = parameters_of(model)
+    wanted = {parameter: parameter.requires_grad for parameter in parameters.values()}
+    modes = {module: module.training for _, module in parts_of(model)}
+    with user_code("the model can't be put into training mode", of=model, error=TrainingCodeError):
+        model.train()
+        for module in _keepers_of_frozen(model, frozen):
+            module.eval()
+    for name in set(frozen) & set(parameters):
+        parameters[name].requires_grad_(False)
+    trainable = [parameter for parameter in wanted if parameter.requires_grad]
+    try:
+        if not trainable:
+            raise TrainingError("every parameter is frozen: there is nothing to train")
+        yield trainable
+    finally:
+        model.zero_grad(set_to_none=True)
+        for parameter, requires_grad in wanted.items():
+            parameter.requires_grad_(requires_grad)
+        for module, mode in modes.items():
+            module.training = mode
+
+
+def _keepers_of_frozen(model: nn.Module, frozen: Collection[str]) -> Iterator[nn.Module]:
+    """Yield the modules that keep statistics in buffers and have a frozen tensor of their own."""
+    for prefix, module in model.named_modules(remove_duplicate=False):
+        buffers = [name for name, _ in module.named_buffers(recurse=False)]
+        names = [*buffers, *(name for name, _ in module.named_parameters(recurse=False))]
+        if buffers and any(f"{prefix}.{name}".lstrip(".") in frozen for name in names):
+            yield module
+
+
+def _batches(samples: int, size: int, shuffler: torch.Generator) -> list[IntArray]:
+    """Return all rows in random order in batches; a single last one joins the batch before.
+
+    Batch norms cannot train on one sample.
+    """
+    order: IntArray = torch.randperm(samples, generator=shuffler).numpy()
+    starts = [start for start in range(0, samples, size) if samples - start > 1 or not start]
+    ends = [*starts[1:], samples]
+    return [order[start:end] for start, end in zip(starts, ends, strict=True)]
+
+
+def _check_loss(loss: object) -> None:
+    """Refuse a loss of the user's own task that nothing can be learnt from."""
+    if not isinstance(loss, torch.Tensor):
+        raise TrainingError(f"the task's loss is a {type(loss).__name__}, expected a scalar tensor")
+    if loss.ndim or not loss.requires_grad:
+        found = "no scalar" if loss.ndim else "independent of all that is trained"
+        raise TrainingError(f"the task's loss is {found}: {tuple(loss.shape)}")
+
+
+def _check_weights(tensors: Mapping[str, torch.Tensor]) -> None:
+    for name, tensor in tensors.items():
+        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+            raise TrainingError(f"'{name}' has become NaN or infinite", _DIVERGED_HINT)

@@ -1,0 +1,180 @@
+"""Samples in files, and how they are prepared for a model."""
+
+from __future__ import annotations
+
+import zipfile
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import IO, TypeAlias, TypeVar
+
+import numpy as np
+import torch
+from numpy.lib import format as npy
+
+from fedmerge.checkpoint import Rows, open_npz, open_tensors
+from fedmerge.errors import CheckpointError, TrainingError, UnsafeCheckpointError, UsageError
+from fedmerge.values.arrays import Array
+
+
+@dataclass(frozen=True)
+class Column:
+    """An array to be written: its shape, numpy's code of its dtype, and its rows in blocks."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    blocks: Iterable[Array]
+
+
+def write_npz(file: IO[bytes], columns: Mapping[str, Column]) -> None:
+    """Write arrays uncompressed: rows can be read alone, and the bytes depend on content alone."""
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
+        for name, column in columns.items():
+            with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
+                header = {"descr": column.dtype, "fortran_order": False, "shape": column.shape}
+                npy.write_array_header_1_0(member, header)
+                for block in column.blocks:
+                    member.write(np.ascontiguousarray(block, column.dtype).tobytes())
+
+
+Columns: TypeAlias = Mapping[str, Callable[[], Rows]]
+_Read = TypeVar("_Read")
+
+_HINT = "a shard holds samples `x` and targets `y`, in .npz, .pt or .safetensors"
+
+
+def open_columns(path: Path) -> Columns:
+    """Return the arrays of a file by name, each read when it is called."""
+    if path.suffix.lower() not in _OPENERS:
+        raise TrainingError(f"{path}: no shard, for its name ends in '{path.suffix}'", _HINT)
+    if not path.is_file():
+        raise TrainingError(f"{path}: no such file")
+    columns = _guarded(lambda: _OPENERS[path.suffix.lower()](path))
+    return {name: partial(_guarded, read) for name, read in columns.items()}
+
+
+def as_array(value: object) -> Array:
+    """Return an array or a tensor as numpy, sharing its memory where numpy knows its type."""
+    if isinstance(value, torch.Tensor):
+        tensor = value.detach().cpu()
+        array: Array = (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy()
+        return array
+    return np.asarray(value)
+
+
+def _guarded(read: Callable[[], _Read]) -> _Read:
+    """Read, and take what is wrong with a file for what is wrong with a shard."""
+    try:
+        return read()
+    except UnsafeCheckpointError:
+        raise
+    except CheckpointError as error:
+        raise TrainingError(error.problem, error.hint) from error
+
+
+def _open_tensors(path: Path) -> Columns:
+    opened = open_tensors(path)
+    return {name: partial(opened.read, name) for name in opened.tensors}
+
+
+_OPENERS: Mapping[str, Callable[[Path], Columns]] = {
+    ".npz": open_npz,
+    ".pt": _open_tensors,
+    ".pth": _open_tensors,
+    ".safetensors": _open_tensors,
+}
+
+
+BRIGHTEST = 255  # of a byte's pixel
+_CHANNELS = (1, 3, 4)  # grey, colour, colour with transparency
+_TARGET = {"f": np.float32, "i": np.int64, "u": np.int64}  # numpy's kinds → what models take
+_PIXELS_HINT = (
+    "pixels: normalise them with `normalize=MEAN,STD` (of x/255); tokens: store them as int64"
+)
+
+
+@dataclass(frozen=True)
+class Preparation:
+    """How images of bytes are normalised, (x/255 - mean)/std, and where channels stand.
+
+    Floats are taken as they are: they were normalised by whoever wrote them.
+    """
+
+    mean: tuple[float, ...] = ()  # one number or one per channel; none: bytes are refused
+    std: tuple[float, ...] = ()
+    channels_last: bool = False
+
+    def __post_init__(self) -> None:
+        if len(self.mean) != len(self.std):
+            raise UsageError(f"{len(self.mean)} means but {len(self.std)} deviations")
+        if not np.isfinite([*self.mean, *self.std]).all() or any(s <= 0 for s in self.std):
+            raise UsageError(
+                f"`normalize` has means {self.mean} and deviations {self.std}, "
+                "expected finite numbers, deviations above 0"
+            )
+
+    def __call__(self, x: Array) -> Array:
+        """Return samples (n, …) as a model takes them: float32 or int64, channels before pixels."""
+        x = self._channels_first(x)
+        if x.dtype == np.uint8:
+            mean, std = (self._per_channel(values, x) for values in (self.mean, self.std))
+            return (x.astype(np.float32) / BRIGHTEST - mean) / std
+        return x.astype(_TARGET[x.dtype.kind], copy=False)
+
+    def check(self, x: Rows, origin: str) -> None:
+        """Raise `TrainingError` if samples (n, …) are nothing that this can prepare."""
+        if x.dtype.kind not in _TARGET:
+            raise TrainingError(f"{origin}: x holds {x.dtype}, expected floats, integers or pixels")
+        if x.dtype != np.uint8:
+            return
+        if not self.mean:
+            raise TrainingError(f"{origin}: x holds bytes (uint8), expected floats", _PIXELS_HINT)
+        if not self.channels_last and _channel_axis(x.shape) == 3:
+            raise TrainingError(
+                f"{origin}: x is {x.shape}, its channels seem to come last",
+                "models take channels before pixels: give `channels_last` to turn them",
+            )
+        shape = self._channels_first(x[:1]).shape
+        if len(self.mean) not in (1, *shape[1:2]):
+            raise TrainingError(
+                f"{origin}: `normalize` has {len(self.mean)} means, but x has {shape[1]} channels"
+            )
+
+    def _channels_first(self, x: Array) -> Array:
+        if x.ndim == 3 and x.dtype == np.uint8:  # grey images: one channel
+            return x[:, None]
+        if self.channels_last and x.ndim == 4 and _channel_axis(x.shape) != 1:
+            return np.moveaxis(x, -1, 1)
+        return x
+
+    @staticmethod
+    def _per_channel(values: tuple[float, ...], x: Array) -> Array:
+        array: Array = np.asarray(values, np.float32)
+        return array.reshape(-1, *[1] * (x.ndim - 2)) if x.ndim > 1 else array
+
+
+def parse_normalize(text: str) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Return means and deviations of "MEAN,STD", or of all means and then all deviations.
+
+    >>> parse_normalize("0.5,0.4,0.3,0.2,0.2,0.1")
+    ((0.5, 0.4, 0.3), (0.2, 0.2, 0.1))
+    """
+    try:
+        numbers = [float(part) for part in text.split(",")]
+    except ValueError:
+        numbers = []
+    if not numbers or len(numbers) % 2:
+        raise UsageError(
+            f"`normalize` is '{text}', expected MEAN,STD",
+            "for colours: the means of all channels, then their deviations",
+        )
+    half = len(numbers) // 2
+    return tuple(numbers[:half]), tuple(numbers[half:])
+
+
+def _channel_axis(shape: tuple[int, ...]) -> int | None:
+    """Return where the channels of images (n, …) evidently stand, None if that is not evident."""
+    if len(shape) != 4 or (shape[1] in _CHANNELS) == (shape[3] in _CHANNELS):
+        return None
+    return 1 if shape[1] in _CHANNELS else 3

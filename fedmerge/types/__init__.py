@@ -1,1 +1,0 @@
-"""Frozen values that travel between the parts of fedmerge."""

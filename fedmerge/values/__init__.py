@@ -1,0 +1,5 @@
+"""Frozen values that travel between the parts of fedmerge."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -1,0 +1,123 @@
+"""Settings of local training, and of what is done about clients that fail."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Literal, TypeAlias
+
+from fedmerge.decoding import Rule, number, whole
+from fedmerge.errors import UsageError
+from fedmerge.values.option_fields import option
+
+EVALUATION_BATCH = 256  # samples; changes the time and the memory, not the result
+
+Optimizer: TypeAlias = Literal["sgd", "adam"]
+Stage: TypeAlias = Literal["whole", "partial", "last"]
+
+
+@dataclass(frozen=True)
+class TrainSettings:
+    """One client's training; the defaults are those of the paper's appendix for images.
+
+    The paper names no batch size, and 20 epochs as the best of FedAvg and FedProx; FedMA gains
+    from more.
+    """
+
+    optimizer: Optimizer = option("How weights are trained", "sgd", values="sgd|adam")
+    learning_rate: float = option(
+        "Learning rate", 0.01, values="X", unset="0.01; 0.8 for language models"
+    )
+    momentum: float = option("Momentum of sgd", 0.9, values="X")
+    weight_decay: float = option("Weight decay while nothing is frozen", 1e-4, values="X")
+    epochs: int = option("Local epochs per round", 20, values="N")
+    batch_size: int = option("Samples per step", 32, values="N")
+    proximal: float = 0.0  # FedProx's mu: adds mu/2 ‖w - w_start‖² to the loss
+    clip_norm: float | None = option("Largest norm of a step's gradient", values="X")
+    seed: int = 0
+    mixed_precision: bool = option("Half-precision products where the device has them", False)
+    partial_weight_decay: float = option(
+        "Weight decay while matched layers are frozen", 0.0, values="X", unset="0"
+    )
+    last_rate_factor: float = option(
+        "Rate where only the last layer trains ÷ rate",
+        0.1,
+        values="X",
+        unset="0.1; 1 for language models",
+    )
+    last_epochs_factor: int = option(
+        "Epochs where only the last layer trains ÷ epochs", 3, values="N"
+    )
+    last_weight_decay: float = option(
+        "Weight decay where only the last layer trains", 1e-4, values="X"
+    )
+
+    def __post_init__(self) -> None:
+        for name, (is_valid, expected) in _RULES.items():
+            value = getattr(self, name)
+            if not is_valid(value):
+                raise UsageError(f"`{name}` is {value!r}, expected {expected}")
+
+    def at(self, stage: Stage) -> TrainSettings:
+        """Return the settings with rate, epochs and weight decay of a stage.
+
+        `whole`: nothing is frozen; `partial`: matched layers are; `last`: all but the last are.
+        """
+        return replace(self, **_STAGES[stage](self))
+
+
+def default_settings(task: str) -> TrainSettings:
+    """Return the paper's settings of a task, those of images for the user's own."""
+    return TrainSettings(**_PAPER_CHANGES.get(task, {}))
+
+
+_PAPER_CHANGES: Mapping[str, Mapping[str, Any]] = {  # by task
+    "language-model": {"learning_rate": 0.8, "last_rate_factor": 1.0},  # a constant rate
+}
+_STAGES: Mapping[Stage, Callable[[TrainSettings], Mapping[str, Any]]] = {
+    "whole": lambda settings: {},
+    "partial": lambda settings: {"weight_decay": settings.partial_weight_decay},
+    "last": lambda settings: {
+        "learning_rate": settings.learning_rate * settings.last_rate_factor,
+        "epochs": settings.epochs * settings.last_epochs_factor,
+        "weight_decay": settings.last_weight_decay,
+    },
+}
+
+
+LARGEST = 1e30  # of any number here: float32 holds it
+
+
+def _positive(value: Any) -> bool:
+    return number(0, LARGEST)(value) and value > 0
+
+
+_RULES: Mapping[str, Rule] = {
+    "optimizer": (lambda name: name in ("sgd", "adam"), "sgd or adam"),
+    "learning_rate": (_positive, f"a positive number up to {LARGEST:g}"),
+    "momentum": (lambda m: number(0, 1)(m) and m < 1, "a number from 0 to below 1"),
+    "weight_decay": (number(0, LARGEST), "a number from 0"),
+    "epochs": (whole(1), "a whole number from 1"),
+    "batch_size": (whole(1), "a whole number from 1"),
+    "proximal": (number(0, LARGEST), "a number from 0"),
+    "clip_norm": (lambda norm: norm is None or _positive(norm), "a positive number"),
+    "seed": (whole(0), "a whole number from 0"),
+    "mixed_precision": (lambda value: type(value) is bool, "true or false"),
+    "partial_weight_decay": (number(0, LARGEST), "a number from 0"),
+    "last_rate_factor": (_positive, "a positive number"),
+    "last_epochs_factor": (whole(1), "a whole number from 1"),
+    "last_weight_decay": (number(0, LARGEST), "a number from 0"),
+}
+
+
+@dataclass(frozen=True)
+class RetryPolicy:
+    """What to do about clients that fail."""
+
+    retries: int = option("Further tries of a client that fails", 1, values="N")
+    min_clients: int = option("Fewer results than this in a round end the run", 1, values="N")
+    timeout: float | None = option(
+        "Longest training of one client",
+        values="SECONDS",
+        name="client_timeout",
+    )

@@ -1,1 +1,0 @@
-"""The algorithms, readable as such: match, plan, inspect, verify, convert, load."""

@@ -1,1 +1,0 @@
-"""From a merge record and its files to the values that a report shows."""

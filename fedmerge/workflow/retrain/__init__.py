@@ -1,1 +1,0 @@
-"""Rounds with the clients' data: FedMA, with communication, and the baselines."""

@@ -1,0 +1,79 @@
+"""Widths for a budget: spent where units match worst, never beyond it."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+
+import numpy as np
+import pytest
+
+from fedmerge.matching import GroupMatching
+from fedmerge.merging import allocate, unexplained
+from fedmerge.values import Assignment
+
+CURVES = {
+    "alike": {4: 0.02, 6: 0.01, 8: 0.0},
+    "unlike": {4: 0.9, 6: 0.4, 8: 0.0},
+}
+
+
+def size(widths: Mapping[str, int]) -> int:
+    return 10 * widths["alike"] + 10 * widths["unlike"]
+
+
+def loss(widths: Mapping[str, int]) -> float:
+    return sum(
+        float(np.interp(widths[g], sorted(c), [c[w] for w in sorted(c)])) for g, c in CURVES.items()
+    )
+
+
+def test_the_group_that_matches_worst_gets_the_budget() -> None:
+    assert allocate(CURVES, [], size, 100) == {"alike": 4, "unlike": 6}
+    assert allocate(CURVES, [], size, 120) == {"alike": 4, "unlike": 8}
+
+
+@pytest.mark.parametrize("budget", range(80, 165, 5))
+def test_no_other_widths_within_the_budget_lose_less(budget: int) -> None:
+    found = allocate(CURVES, [], size, budget)
+    assert size(found) <= budget
+    others = (dict(zip(CURVES, w, strict=True)) for w in itertools.product(range(4, 9), repeat=2))
+    best = min(loss(widths) for widths in others if size(widths) <= budget)
+    assert loss(found) <= best + 0.011  # greedy: at most one step of the flat curve behind
+
+
+def test_without_a_budget_nothing_is_lost_and_at_the_least_nothing_grows() -> None:
+    assert loss(allocate(CURVES, [], size, None)) == 0
+    assert allocate(CURVES, [], size, 80) == {"alike": 4, "unlike": 4}
+
+
+def test_tied_groups_widen_together() -> None:
+    tied = allocate(CURVES, [("alike", "unlike")], size, 130)
+    assert tied["alike"] == tied["unlike"] == 6
+
+
+def matching(*assigned: list[int]) -> GroupMatching:
+    width = 1 + max(max(own) for own in assigned)
+    return GroupMatching(
+        assignments=tuple(Assignment(np.array(own), width) for own in assigned),
+        width=width,
+        sweeps=1,
+        scatter=0.0,
+    )
+
+
+def test_copies_lose_nothing_and_opposites_everything() -> None:
+    rng = np.random.default_rng(0)
+    one = rng.normal(size=(3, 200)).astype(np.float32)
+    two = one[[2, 0, 1]]
+    assert unexplained([one, two], matching([0, 1, 2], [2, 0, 1])) < 1e-4
+    opposite = unexplained([one, -one], matching([0, 1, 2], [0, 1, 2]))  # they cancel out
+    assert opposite == pytest.approx(1, abs=1e-3)
+
+
+def test_units_that_stay_apart_lose_nothing_and_strangers_merged_lose_half() -> None:
+    rng = np.random.default_rng(0)
+    one, two = (rng.normal(size=(3, 2000)).astype(np.float32) for _ in range(2))
+    assert unexplained([one, two], matching([0, 1, 2], [3, 4, 5])) < 1e-4
+    lost = unexplained([one, two], matching([0, 1, 2], [0, 1, 2]))
+    assert lost == pytest.approx(0.5, abs=0.05)

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import torch
 
@@ -86,6 +86,7 @@ __all__ = [
     "write_report",
 ]
 
+Requirement: TypeAlias = Literal["better"]  # than every client
 Clients: TypeAlias = "Sequence[Source] | Mapping[str, Source] | Source"
 
 
@@ -101,6 +102,7 @@ def match(
     shard_size: str | int | None = None,
     report: str | Path | None = None,
     image: ImageOptions | None = None,
+    require: Requirement | None = None,
     device: str = "cpu",
     prepared: Callable[[Session], None] = lambda session: None,
     progress: Progress | None = None,
@@ -109,6 +111,7 @@ def match(
     """Merge clients; with `output`, write the result, and with `report` a page about it.
 
     With the model's code, or with modules for clients, units are also compared by what they do.
+    With `require="better"`, nothing is written unless the merge is expected to beat every client.
     `prepared` is called with the session before the merge. Further keywords are options by their
     names, e.g. `max_growth=1` or `probe_data=x`.
     """
@@ -116,9 +119,11 @@ def match(
     options, probes = changed_match_options(options, probes, changes)
     files = OutputFiles(output, force, shard_size, report, image)
     files.check(clients, can_run=model is not None)
-    session = open_session(clients, options, model=model, plan=plan, device=device)
+    code = _fed_with(model, probes)
+    session = open_session(clients, options, model=code, plan=plan, device=device)
     prepared(session)
     merge = merge_session(session, probes, progress)
+    _check_required(merge, require)
     files.write(merge, session.model, clients=session.clients, progress=progress)
     return merge
 
@@ -136,6 +141,7 @@ def frontier(
     report: str | Path | None = None,
     image: ImageOptions | None = None,
     frontier_plot: str | Path | None = None,
+    require: Requirement | None = None,
     device: str = "cpu",
     prepared: Callable[[Session], None] = lambda session: None,
     progress: Progress | None = None,
@@ -153,9 +159,11 @@ def frontier(
     files.check(clients, can_run=model is not None)
     if frontier_plot is not None:
         check_picture(frontier_plot, "frontier_plot", inputs=paths_of(clients), force=force)
-    session = open_session(clients, options, model=model, plan=plan, device=device)
+    code = _fed_with(model, probes)
+    session = open_session(clients, options, model=code, plan=plan, device=device)
     prepared(session)
     surveyed = survey_sizes(session, probes, progress)
+    _check_required(surveyed.merge, require)
     files.write(surveyed.merge, session.model, clients=session.clients, progress=progress)
     if frontier_plot is not None:
         draw_sizes(surveyed.to_json(), frontier_plot, force=force)
@@ -450,6 +458,26 @@ def partition(
 
     options = changed_partition_options(options, changes)
     return partition(data, folder, options, preparation=preparation, force=force)
+
+
+def _check_required(merge: Merge, require: Requirement | None) -> None:
+    if require not in (None, "better"):
+        raise UsageError(f"`require` is {require!r}, expected better")
+    if require == "better":
+        merge.check_better()
+
+
+def _fed_with(model: Model | None, probes: ProbeOptions) -> Model | None:
+    """Return the model's code with the shape of real inputs, unless it is said what that is."""
+    if model is None or probes.data is None:
+        return model
+    from fedmerge.probes.data import read_probes  # other merges do without
+
+    code = _model_code(model)
+    if code.input_shapes:
+        return code
+    few = read_probes(probes.data, count=1, preparation=probes.preparation)
+    return code.fed_like(few.inputs)
 
 
 def _model_code(model: Model) -> ModelCode:

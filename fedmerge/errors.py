@@ -64,6 +64,10 @@ class VerificationError(FedmergeError):
     """A merged file does not agree with its record or its clients."""
 
 
+class QualityError(FedmergeError):
+    """A merge is not as good as it was required to be."""
+
+
 class UntoldError(ArchitectureError):
     """A plan can't be verified: the model's outputs tell nothing."""
 

@@ -8,6 +8,7 @@ import torch
 from hypothesis import settings
 
 from fedmerge.architecture import plan_apart
+from fedmerge.merging import FEWEST_STEPS, SPENDING, Spending
 from fedmerge.tracebacks import forget_users
 
 settings.register_profile("any machine", deadline=None)  # a busy one is no failure
@@ -41,3 +42,9 @@ def graphs_planned_here(request: pytest.FixtureRequest, monkeypatch: pytest.Monk
     """Plan graphs of files here: each new process takes seconds to load what torch needs for it."""
     if request.node.get_closest_marker("planned_apart") is None:
         monkeypatch.setattr(plan_apart, "planned_apart", plan_apart.answer_to)
+
+
+@pytest.fixture(autouse=True)
+def short_refinement(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Refine merges for a moment only: what longer training gives, its own tests ask for."""
+    monkeypatch.setitem(SPENDING, "normal", Spending(FEWEST_STEPS, 1e12))

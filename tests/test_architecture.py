@@ -163,7 +163,6 @@ NAMED_BY_TESTS = {
     "merging.by_probes": "its steps are watched",
     "merging.by_weights": "its steps are watched",
     "merging.candidates": "its steps are watched",
-    "merging.distillation": "its limit of memory is lowered",
     "merging.fit": "its limit of memory is lowered",
     "merging.targets": "its limit of memory is lowered",
     "report.charts": "its limits are lowered",

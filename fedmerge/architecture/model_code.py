@@ -91,8 +91,17 @@ class ModelCode:
         if self.input_shapes:
             return self
         x, _ = samples.batch(np.zeros(PROBE_BATCH, dtype=np.int64), "cpu")
-        dtype = "float32" if x.is_floating_point() else "long"
-        return replace(self, input_shapes=(tuple(x.shape),), input_dtypes=(dtype,))
+        return self.fed_like((x,))
+
+    def fed_like(self, inputs: Sequence[Tensor]) -> ModelCode:
+        """Return the code with inputs of these shapes, unless it is said what they are."""
+        if self.input_shapes:
+            return self
+        return replace(
+            self,
+            input_shapes=tuple((PROBE_BATCH, *tensor.shape[1:]) for tensor in inputs),
+            input_dtypes=tuple("float32" if x.is_floating_point() else "long" for x in inputs),
+        )
 
     def inputs(self, model: nn.Module) -> tuple[Any, ...]:
         """Return random inputs for the model, of the given shapes or of one at which it runs.

@@ -49,6 +49,7 @@ def probe_options(given: Mapping[str, Any]) -> ProbeOptions:
         count=given["probe_count"],
         mean=_numbers("probe_mean", given["probe_mean"]) or (0.0,),
         std=_numbers("probe_std", given["probe_std"]) or (1.0,),
+        augment=tuple(given["augment"] or ()),
     )
     if given["probe_data"] is None:
         return options

@@ -32,6 +32,9 @@ if TYPE_CHECKING:
     from fedmerge.merging.frontier import Frontier, Point
 
 
+_AS_GIVEN = ("force", "shard_size", "report", "require", "device")
+
+
 def run(given: Mapping[str, Any], terminal: Terminal) -> None:
     """Merge the clients, write the result and say what it is."""
     options, probes = match_options(given), _probe_options(given)
@@ -45,7 +48,7 @@ def run(given: Mapping[str, Any], terminal: Terminal) -> None:
     sessions: list[Session] = []
     with _working(given, terminal, sessions) as work:
         inputs |= {"probes": probes, "image": image_options(given), **work}
-        inputs |= {name: given[name] for name in ("force", "shard_size", "report", "device")}
+        inputs |= {name: given[name] for name in _AS_GIVEN}
         if given["frontier"] or given["frontier_plot"] is not None:
             plot = given["frontier_plot"]
             found = frontier(given["clients"], output=output, frontier_plot=plot, **inputs)

@@ -178,6 +178,7 @@ _EVERYWHERE = (
         "bytes are refused",
     ),
     Option("channels_last", "Images are stored with their channels last", kind=bool),
+    Option("require", "Write nothing unless the merge is expected to beat every client", "better"),
     Option("frontier", "Also show what merges of other sizes would give", kind=bool),
     Option("frontier_plot", "Draw that, too", "FILE.svg|FILE.png", kind=Path),
     Option(

@@ -1,4 +1,5 @@
 from .averages import Averaging as Averaging, average_tensor as average_tensor
+from .answers import Answers as Answers, collect_answers as collect_answers
 from .by_probes import (
     HELD_OUT as HELD_OUT,
     probe_clients as probe_clients,
@@ -7,21 +8,10 @@ from .by_probes import (
     respond as respond,
 )
 from .by_weights import match_group as match_group, solve as solve
-from .candidates import (
-    Answers as Answers,
-    Candidate as Candidate,
-    collect_answers as collect_answers,
-    matched_candidates as matched_candidates,
-)
+from .candidates import Candidate as Candidate, matched_candidates as matched_candidates
 from .client_modules import ClientModules as ClientModules
 from .client_sources import expand_sources as expand_sources, open_clients as open_clients
 from .comparison import Comparison as Comparison, Row as Row
-from .distillation import (
-    MIXTURES as MIXTURES,
-    Distiller as Distiller,
-    distillation_loss as distillation_loss,
-    started_from as started_from,
-)
 from .evaluations import EvaluationOptions as EvaluationOptions, evaluate as evaluate
 from .frontier import GROWTHS as GROWTHS, Frontier as Frontier
 from .invariance import own_norms as own_norms, steady_weights as steady_weights
@@ -58,6 +48,14 @@ from .quality import (
     ensemble_weights as ensemble_weights,
     mean_outputs as mean_outputs,
     probabilities as probabilities,
+)
+from .refinement import (
+    FEWEST_STEPS as FEWEST_STEPS,
+    SPENDING as SPENDING,
+    Refiner as Refiner,
+    Spending as Spending,
+    refinement_loss as refinement_loss,
+    started_from as started_from,
 )
 from .record_schema import GroupEntry as GroupEntry, SourceEntry as SourceEntry
 from .result import Merge as Merge, Solution as Solution

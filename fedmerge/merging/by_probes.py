@@ -8,18 +8,25 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 
 from fedmerge.errors import FedmergeError, UsageError
-from fedmerge.merging.by_weights import Compared, Responses, match_groups, merge_by_weights
+from fedmerge.merging.answers import Answers, collect_answers
+from fedmerge.merging.by_weights import (
+    Compared,
+    Responses,
+    match_groups,
+    merge_by_weights,
+    with_doubt,
+)
 from fedmerge.merging.candidates import (
-    Answers,
-    answers_from,
+    Candidate,
     average_candidates,
     best_candidate,
-    collect_answers,
-    distilled_candidates,
+    client_candidates,
+    is_settled,
     matched_candidates,
     possible_leads,
     preferred_candidate,
     quality_of,
+    refined_candidates,
 )
 from fedmerge.merging.client_modules import ClientModules
 from fedmerge.merging.fit import FEW
@@ -35,14 +42,14 @@ from fedmerge.probes.responses import normalised, unit_responses
 from fedmerge.probes.sources import ProbedClients, make_probes, neutral_probes
 from fedmerge.values.wording import Progress, silent
 
-HELD_OUT = 0.2  # of the probes: they choose ridges and candidates, and tell the quality
+HELD_OUT = 0.2  # of the probes: they choose ridges and, changed, candidates
 RESPONSE_SHARE = 0.9  # of responses in what units have in common; the rest are weights
 THRESHOLD = 0.95  # correlation from which units are merged though the budget would keep them
 FEWEST_CLIENTS = 2  # that there is something to be merged of
 
 
 def merge_by_probes(session: Session, probing: ProbeOptions, progress: Progress) -> Merge:
-    """Return the candidate that decides most like the clients' ensemble on held-out probes.
+    """Return the candidate nearest to the clients' ensemble on held-out probes.
 
     Where the user asks for no probes and the model can't be run on them, weights alone are matched.
     """
@@ -70,16 +77,31 @@ def choose_merge(
         *matched_candidates(answers, matched, leads, responses.steady, progress),
     ]
     chosen = preferred_candidate(candidates, answers, by_weights)
-    distilled = list(distilled_candidates(answers, chosen.merge, progress))
-    chosen = best_candidate([chosen, *distilled], answers)
-    quality = quality_of(chosen, [*candidates, *distilled], answers)
+    others, notes = [], []
+    if not is_settled(chosen, by_weights):
+        others, notes = _refined(answers, chosen, progress)
+        others += client_candidates(answers, matched)
+    chosen = best_candidate([chosen, *others], answers)
+    quality = quality_of(chosen, [*candidates, *others], answers)
     return replace(
         chosen.merge,
         quality=quality,
         in_place=by_weights.in_place,
         probes=probing.to_json(),
-        warnings=(*chosen.merge.warnings, *quality.warnings()),
+        warnings=(*chosen.merge.warnings, *notes, *quality.warnings()),
     )
+
+
+def _refined(
+    answers: Answers, start: Candidate, progress: Progress
+) -> tuple[list[Candidate], list[str]]:
+    """Return what refinement makes of a merge; where nobody asked for it, it may fail."""
+    try:
+        return list(refined_candidates(answers, start, progress)), []
+    except FedmergeError as error:
+        if answers.session.options.effort is not None:
+            raise
+        return [], [f"the merge was not refined: {error.brief}"]
 
 
 def probe_clients(session: Session, probing: ProbeOptions, progress: Progress) -> Answers:
@@ -100,7 +122,8 @@ def probe_clients(session: Session, probing: ProbeOptions, progress: Progress) -
     )
     probes = make_probes(clients)
     kept, held_out = probes.split(int(HELD_OUT * len(probes)), seed=session.options.seed)
-    answers = replace(collect_answers(modules, kept, held_out), dropped=tuple(diverged))
+    answers = collect_answers(modules, kept, held_out, augment=probing.augment)
+    answers = replace(answers, dropped=tuple(diverged))
     if len(session.clients) < FEWEST:
         return answers
     neutral = neutral_probes(clients, probes)
@@ -119,12 +142,7 @@ def _without_clients(answers: Answers, odd: Sequence[int], outputs: Sequence[Ten
     session = answers.session
     dropped = [session.names[k] for k in odd]
     kept = [k for k in range(len(session.clients)) if k not in odd]
-    remaining = answers_from(
-        answers.modules.of(_without(session, dropped)),
-        answers.probes,
-        answers.held_out,
-        [answers.outputs[k] for k in kept],
-    )
+    remaining = answers.of_clients(answers.modules.of(_without(session, dropped)), kept)
     is_telling = len(kept) >= FEWEST
     others = outliers([outputs[k] for k in kept]) if is_telling else []
     return replace(remaining, outliers=others, dropped=(*answers.dropped, *dropped))
@@ -142,7 +160,8 @@ class UnitResponses:
 def respond(answers: Answers) -> UnitResponses:
     """Run every client on the probes, and compare its units with those of the others."""
     modules, session = answers.modules, answers.session
-    steady = steady_weights(modules, next(answers.probes.batches(FEW, modules.device)))
+    probes = answers.sets.fitting
+    steady = steady_weights(modules, next(probes.batches(FEW, modules.device)))
     names = {model: name for model, name in modules.own_names.items() if name in steady}
     by_client = []
     for module, widths in zip(modules.clients, session.client_widths, strict=True):
@@ -150,7 +169,7 @@ def respond(answers: Answers) -> UnitResponses:
             module,
             session.plan,
             widths,
-            answers.probes,
+            probes,
             names=names,
             seed=session.options.seed,
             device=modules.device,
@@ -186,6 +205,6 @@ def _without(session: Session, dropped: Sequence[str]) -> Session:
 
 
 def _by_weights_with_note(session: Session, error: FedmergeError, progress: Progress) -> Merge:
-    merge = merge_by_weights(session, progress)
+    merge = with_doubt(merge_by_weights(session, progress))
     note = f"units were matched by their weights alone, as no probes run: {error.brief}"
     return replace(merge, warnings=(*merge.warnings, note))

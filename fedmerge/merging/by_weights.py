@@ -21,12 +21,14 @@ from fedmerge.matching import (
 )
 from fedmerge.matching.features import GatheredUnits, TieBreaker, gather_units
 from fedmerge.merging.options import Dials
-from fedmerge.merging.result import Merge, Solution, average, merge_of
+from fedmerge.merging.result import ALIKE, Merge, Solution, average, merge_of
 from fedmerge.merging.session import Session
 from fedmerge.values.arrays import FloatArray
 from fedmerge.values.plans import neighbours
-from fedmerge.values.wording import Progress
+from fedmerge.values.wording import Progress, whole_percent
 
+ENOUGH_ALIKE = 0.25  # share of units with matching weights from which a deep net may be merged so
+SHALLOW = 2  # hidden groups up to which units that hardly match do little harm
 FEWEST = 16  # matched units from which on it can be told from chance
 HIGHEST_THRESHOLD = 1 - 1e-6  # for groups with a limit; at 1 the variance σ² would vanish
 BUDGET_TRIES = 12  # matchings of the whole plan at most
@@ -57,6 +59,23 @@ def merge_by_weights(session: Session, progress: Progress) -> Merge:
     if merge.stays_in_place and merge.growth > 1 and _leaves_units_open(session):
         return replace(average(session), in_place=merge.in_place)
     return merge
+
+
+def with_doubt(merge: Merge) -> Merge:
+    """Return a merge of files alone, with a warning where it is likely to be of no use.
+
+    In a deep net, errors of units that hardly match add up from layer to layer; nothing has been
+    run that would tell.
+    """
+    share = merge.alike_share
+    if share is None or share >= ENOUGH_ALIKE or len(merge.groups) <= SHALLOW:
+        return merge
+    doubt = (
+        f"the merge is likely worse than its clients, and may be useless: {whole_percent(share)} "
+        f"of the units in {len(merge.groups)} hidden layers have matching weights (a cosine above "
+        f"{ALIKE:g}); give the model's code (`model`), so that units are compared by what they do"
+    )
+    return replace(merge, warnings=(*merge.warnings, doubt))
 
 
 def _leaves_units_open(session: Session) -> bool:

@@ -4,92 +4,32 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import combinations
 from typing import Literal
 
-import torch
 from torch import Tensor
 
-from fedmerge.merging.client_modules import ClientModules
-from fedmerge.merging.distillation import Distiller
+from fedmerge.merging.answers import Answers
 from fedmerge.merging.fit import fit_merges
 from fedmerge.merging.options import NO_LEAD
-from fedmerge.merging.quality import (
-    Agreement,
-    Quality,
-    agreement,
-    are_class_scores,
-    ensemble_weights,
-    mean_outputs,
-    outputs_on,
-    same_decisions,
-    variance,
+from fedmerge.merging.quality import NEGLIGIBLE, Quality, outputs_on, same_decisions, variance
+from fedmerge.merging.refinement import (
+    FEWEST_STEPS,
+    RATE,
+    SPENDING,
+    TRIAL,
+    WORTH,
+    Refiner,
+    started_from,
 )
 from fedmerge.merging.result import Merge, average
-from fedmerge.merging.session import Session
-from fedmerge.probes.probe_inputs import Probes
-from fedmerge.values.wording import AVERAGE, AVERAGES, BY_WEIGHTS, Progress
+from fedmerge.values.wording import AVERAGE, AVERAGES, BY_WEIGHTS, Progress, client_name
 
 FACTOR = 2.0  # by which an average's outputs may spread less or more than the ensemble's
 
 
 @dataclass(frozen=True)
-class Answers:
-    """What the clients answer to held-out probes, with the modules and probes that it is from."""
-
-    modules: ClientModules
-    probes: Probes  # on which units are compared and layers fitted
-    held_out: Probes  # which choose ridges and candidates, and tell the quality
-    outputs: tuple[Tensor, ...]  # every client's on the held-out probes
-    members: tuple[int, ...]  # the clients that the ensemble is of: the finite ones
-    ensemble: Tensor  # the members' mean outputs
-    are_classes: bool  # whether outputs score classes, so that probabilities follow from them
-    outliers: Sequence[int] = ()  # the clients that answer unlike the others
-    dropped: tuple[str, ...] = ()  # clients that were left out for their answers
-
-    @property
-    def session(self) -> Session:
-        """The clients that are merged."""
-        return self.modules.session
-
-    def agreement(self, outputs: Tensor) -> Agreement:
-        """Compare outputs on the held-out probes with the ensemble's."""
-        return agreement(outputs, self.ensemble, are_classes=self.are_classes)
-
-    @property
-    def best_client(self) -> int:
-        """The client that is most alike the ensemble."""
-        ranks = [self.agreement(outputs).rank for outputs in self.outputs]
-        return ranks.index(max(ranks))
-
-    @property
-    def alike(self) -> float | None:
-        """How often two clients decide alike, in the mean."""
-        pairs = [same_decisions(*pair) for pair in combinations(self.outputs, 2)]
-        return sum(pairs) / len(pairs) if pairs else None
-
-
-def collect_answers(modules: ClientModules, probes: Probes, held_out: Probes) -> Answers:
-    """Let every client answer the held-out probes."""
-    outputs = [outputs_on(module, held_out, device=modules.device) for module in modules.clients]
-    return answers_from(modules, probes, held_out, outputs)
-
-
-def answers_from(
-    modules: ClientModules, probes: Probes, held_out: Probes, outputs: Sequence[Tensor]
-) -> Answers:
-    """Return clients with their answers and the mean of these: by classes where counted."""
-    finite = [k for k, own in enumerate(outputs) if torch.isfinite(own).all()]
-    members = finite or list(range(len(outputs)))
-    weights = ensemble_weights(modules.session.averaging, members, outputs[0].shape[1])
-    ensemble = mean_outputs([outputs[k] for k in members], weights)
-    are_classes = are_class_scores(ensemble, held_out.inputs)
-    return Answers(modules, probes, held_out, tuple(outputs), tuple(members), ensemble, are_classes)
-
-
-@dataclass(frozen=True)
 class Candidate:
-    """One way to merge, and how it answers the held-out probes."""
+    """One way to merge, and how it answers the judging probes."""
 
     name: str
     merge: Merge
@@ -98,13 +38,16 @@ class Candidate:
 
 def average_candidates(answers: Answers, by_weights: Merge) -> Iterator[Candidate]:
     """Yield the merges for which nothing is run, as far as the user left everything open."""
-    options = answers.session.options
-    if options.lead is not None or options.merge_units is not None:
-        return
-    if answers.session.is_equally_wide:
+    if _is_open(answers) and answers.session.is_equally_wide:
         yield _candidate(answers, AVERAGE, average(answers.session))
         if by_weights.shares_start and not by_weights.stays_in_place:
             yield _candidate(answers, BY_WEIGHTS, by_weights)
+
+
+def _is_open(answers: Answers) -> bool:
+    """Return whether the user left it open how units are merged."""
+    options = answers.session.options
+    return options.lead is None and options.merge_units is None
 
 
 def possible_leads(answers: Answers, by_weights: Merge) -> tuple[int | None, ...]:
@@ -137,8 +80,8 @@ def matched_candidates(
         fits = fit_merges(
             answers.modules,
             fitted,
-            answers.probes,
-            answers.held_out,
+            answers.sets.fitting,
+            answers.sets.held_out,
             steady=steady,
             progress=progress,
         )
@@ -151,17 +94,65 @@ def matched_candidates(
             yield _candidate(answers, f"{label}, fit", fit)
 
 
-def distilled_candidates(answers: Answers, merge: Merge, progress: Progress) -> Iterator[Candidate]:
-    """Yield what training from two starts makes of a merge, if the options want it."""
+def client_candidates(answers: Answers, matched: Merge) -> Iterator[Candidate]:
+    """Yield every client as it is: what is not nearer to the ensemble is no better than it.
+
+    At its own widths, or in a merge's layout where these differ from the others'.
+    """
+    if answers.session.plan.kept or not _is_open(answers):
+        return  # what is kept is the first client's in every merge
+    is_free = answers.session.is_equally_wide
+    layout = average(answers.session) if is_free else matched
+    for number, name in enumerate(answers.session.names):
+        own = started_from(layout, number)
+        yield Candidate(client_name(name), own, answers.outputs[number])
+
+
+def refined_candidates(
+    answers: Answers, start: Candidate, progress: Progress
+) -> Iterator[Candidate]:
+    """Yield what refinement makes of a merge and of the best client, the better one for longer.
+
+    Each round begins where the best one before ended, is twice as long and learns half as fast.
+    """
     options = answers.session.options
-    if options.distillation:
-        distiller = Distiller(
-            *(answers.modules, merge, answers.probes, answers.members),
-            steps=options.distillation,
-            seed=options.seed,
-        )
-        for name, trained in distiller.merges(answers.best_client, progress):
-            yield _candidate(answers, name, trained)
+    is_wanted = _is_open(answers) or options.effort is not None
+    if not is_wanted or answers.agreement(start.outputs).distance <= NEGLIGIBLE:
+        return
+    spending = SPENDING[options.effort or "normal"]
+    refiner = Refiner(
+        *(answers.modules, start.merge, answers.sets.fitting, answers.members),
+        augmentation=answers.sets.augmentation,
+        seed=options.seed,
+    )
+    steps = refiner.affordable_steps(spending)
+    if steps < FEWEST_STEPS:
+        return
+    trials = []
+    for name, begun in _starts(answers, start).items():
+        trained = refiner.refine(begun, round(TRIAL * steps), progress)
+        trials.append((_candidate(answers, f"refined from {name}", trained), name))
+        yield trials[-1][0]
+    best = best_candidate([trial for trial, _ in trials], answers)
+    source = next(name for trial, name in trials if trial is best)
+    for number in range(spending.rounds):
+        trained = refiner.refine(best.merge, steps << number, progress, rate=RATE / 2**number)
+        longer = _candidate(answers, f"refined longer from {source}{', again' * number}", trained)
+        yield longer
+        if best_candidate([best, longer], answers) is best or _gains_little(best, longer, answers):
+            return
+        best = longer
+
+
+def _starts(answers: Answers, start: Candidate) -> dict[str, Merge]:
+    client = answers.best_client
+    name = client_name(answers.session.names[client])
+    return {start.name: start.merge, name: started_from(start.merge, client)}
+
+
+def _gains_little(before: Candidate, after: Candidate, answers: Answers) -> bool:
+    one, other = (answers.agreement(own.outputs).distance for own in (before, after))
+    return other > (1 - WORTH) * one
 
 
 def preferred_candidate(
@@ -176,6 +167,11 @@ def preferred_candidate(
     if by_weights.shares_start:
         working = [c for c in candidates if c.name in AVERAGES and _works(c, answers, by_weights)]
     return best_candidate(working or candidates, answers)
+
+
+def is_settled(chosen: Candidate, by_weights: Merge) -> bool:
+    """Return whether an average is kept that may be better than the ensemble is."""
+    return by_weights.shares_start and chosen.name in AVERAGES
 
 
 def best_candidate(candidates: Sequence[Candidate], answers: Answers) -> Candidate:
@@ -202,8 +198,8 @@ def quality_of(chosen: Candidate, candidates: Sequence[Candidate], answers: Answ
     """Return what the held-out probes tell of the chosen candidate, beside clients and others."""
     names = answers.session.names
     return Quality(
-        source=answers.probes.source,
-        samples=len(answers.held_out),
+        source=answers.sets.fitting.source,
+        samples=len(answers.sets.judging),
         merged=answers.agreement(chosen.outputs),
         clients=dict(zip(names, map(answers.agreement, answers.outputs), strict=True)),
         candidates={own.name: answers.agreement(own.outputs) for own in candidates},
@@ -222,7 +218,7 @@ def _candidate(answers: Answers, name: str, merge: Merge) -> Candidate:
     arrays = {tensor: merge.read(tensor) for tensor in merge.plan.tensors}
     model = answers.modules.merged(arrays)
     return Candidate(
-        name, merge, outputs_on(model, answers.held_out, device=answers.modules.device)
+        name, merge, outputs_on(model, answers.sets.judging, device=answers.modules.device)
     )
 
 

@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from fedmerge.errors import UsageError
+from fedmerge.merging.answers import Answers
 from fedmerge.merging.by_probes import (
     UnitResponses,
     choose_merge,
@@ -16,7 +17,7 @@ from fedmerge.merging.by_probes import (
     probe_clients,
     respond,
 )
-from fedmerge.merging.candidates import Answers, best_candidate, matched_candidates
+from fedmerge.merging.candidates import best_candidate, matched_candidates
 from fedmerge.merging.methods import is_probed
 from fedmerge.merging.quality import Agreement
 from fedmerge.merging.result import Merge

@@ -37,6 +37,7 @@ REPLAYED_PROBES: Mapping[str, str] = {  # and what a record calls them
     "probe_count": "count",
     "probe_mean": "mean",
     "probe_std": "std",
+    "augment": "augment",
 }
 
 _READS = "it says which files are read"
@@ -53,7 +54,7 @@ NEVER: Mapping[str, str] = {  # by a record, and why
         ("config", "clients", "plan", "probe_data", "shards", "data", "merged"), _READS
     ),
     **dict.fromkeys(("image", "image_index", "image_group"), _READS),
-    **dict.fromkeys(("json", "quiet", "verbose", "dry_run", "frontier"), _WORKS),
+    **dict.fromkeys(("json", "quiet", "verbose", "dry_run", "frontier", "require"), _WORKS),
     **dict.fromkeys(("device", "threads", "engine", "workers", "address"), _WORKS),
     **dict.fromkeys(("cpus_per_client", "gpus_per_client", "threads_per_client"), _WORKS),
     **dict.fromkeys(("client_timeout", "retries", "min_clients"), _WORKS),

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import TypeAlias
 
 from fedmerge.errors import UsageError
-from fedmerge.merging.by_weights import merge_by_weights
+from fedmerge.merging.by_weights import merge_by_weights, with_doubt
 from fedmerge.merging.options import needs_probes
 from fedmerge.merging.result import Merge, average
 from fedmerge.merging.session import Session
@@ -24,7 +24,7 @@ def merge_session(session: Session, probing: ProbeOptions, progress: Progress) -
 def matched_average(session: Session, probing: ProbeOptions, progress: Progress) -> Merge:
     """Match units, by what clients do where they can be run, and average what matches."""
     if not is_probed(session, probing):
-        return merge_by_weights(session, progress)
+        return with_doubt(merge_by_weights(session, progress))
     from fedmerge.merging.by_probes import merge_by_probes  # files alone do without
 
     return merge_by_probes(session, probing, progress)

@@ -20,14 +20,14 @@ if TYPE_CHECKING:  # the help of commands comes from here, which has to be quick
 Method: TypeAlias = Literal["fedma", "average", "ensemble"]
 Preset: TypeAlias = Literal["paper"]
 Solver: TypeAlias = Literal["auto", "scipy", "lapjv", "lapsolver"]
+Effort: TypeAlias = Literal["fast", "normal", "thorough"]
 
 NO_LEAD = "none"  # as a client's name: nobody leads
 DEFAULT_THRESHOLD = 0.5
 DEFAULT_GROWTH = 1.5
 DEFAULT_SWEEPS = 20
 DEFAULT_REFINE = 3
-DEFAULT_DISTILL_STEPS = 500
-MOST_SWEEPS, MOST_STEPS = 10_000, 1_000_000  # a record may replay them: they must have an end
+MOST_SWEEPS = 10_000  # a record may replay them: they must have an end
 MOST_PATTERNS = 1000  # of --keep, and characters of each: all are compared with all names
 PAPER_SWEEPS = 5
 PAPER_UNIT_CAP = 700  # the paper's code never lets a layer grow beyond this
@@ -75,14 +75,11 @@ class RecordedOptions:
     drop_outliers: bool = option(
         "Leave out clients that answer unlike the others, or hold NaN", False
     )
-    distill: bool = option(
-        "Train the merge on the probes to answer as the clients' ensemble does, without labels",
-        False,
-    )
-    distill_steps: int | None = option(
-        "Steps of that training, from each of two starts",
-        values="N",
-        unset=str(DEFAULT_DISTILL_STEPS),
+    effort: Effort | None = option(
+        "How long the merge is refined on changed probes, without labels, to answer as the "
+        "clients' ensemble does: not at all, for some hundred steps, or until it stops helping",
+        values="fast|normal|thorough",
+        unset="normal",
     )
     gamma: float | None = option("How readily new units appear", values="X", unset="1")
     sigma: float | None = option(
@@ -149,11 +146,6 @@ class RecordedOptions:
     def __post_init__(self) -> None:
         check_rules(vars(self), _RULES)
         _check_dials(self)
-
-    @property
-    def distillation(self) -> int:
-        """How many steps the merge is fitted to the clients' ensemble."""
-        return int(self.distill) * int(_or(self.distill_steps, DEFAULT_DISTILL_STEPS))
 
     @property
     def chain(self) -> ChainOptions:
@@ -243,7 +235,6 @@ def options_to_json(options: MatchOptions, dials: Dials) -> dict[str, Any]:
         "sweeps": dials.sweeps,
         "refine": dials.refine,
         "max_params": None,  # it is a growth by now
-        "distill_steps": options.distillation if options.distill else None,
     }
     if options.method == "ensemble":
         chosen |= {"match_threshold": None, "max_growth": None}
@@ -256,7 +247,7 @@ def needs_probes(options: MatchOptions) -> tuple[str, ...]:
     wishes = {
         "merge_units": options.merge_units == "fit",
         "drop_outliers": options.drop_outliers,
-        "distill": options.distill,
+        "effort": options.effort == "thorough",
     }
     return tuple(option_name(name) for name, is_wished in wishes.items() if is_wished)
 
@@ -302,8 +293,6 @@ def _check_dials(options: RecordedOptions) -> None:
             f"`lead={options.lead}` and `preset=paper` exclude each other",
             "the paper averages units of all clients; leave one of the two out",
         )
-    if options.distill_steps is not None and not options.distill:
-        raise UsageError("`distill_steps` is for `distill`")
     if options.preset is None and (options.sigma is None) != (options.sigma0 is None):
         raise UsageError("`sigma` and `sigma0` go together", "give both, or `match_threshold`")
     fixed = options.sigma is not None or options.preset == "paper"
@@ -328,7 +317,7 @@ _RULES: Mapping[str, Rule] = {
     "method": one_of("fedma", "average", "ensemble"),
     "max_params": (whole(1), "a whole number from 1"),
     "merge_units": one_of("mean", "fit"),
-    "distill_steps": (whole(0, MOST_STEPS), f"a whole number from 0 to {MOST_STEPS:,}"),
+    "effort": one_of("fast", "normal", "thorough"),
     "preset": one_of("paper"),
     "match_threshold": (lambda t: positive(t) and t <= 1, "a number above 0 and up to 1"),
     "max_growth": (lambda g: g == "none" or number(1)(g), "a number from 1, or none"),

@@ -15,10 +15,11 @@ from fedmerge.architecture.model_code import evaluated, tensors_in
 from fedmerge.errors import ArchitectureError
 from fedmerge.merging.averages import Averaging
 from fedmerge.probes.probe_inputs import Probes
-from fedmerge.values.wording import percent, whole_percent
+from fedmerge.values.wording import client_name, percent, whole_percent
 
 BATCH = 128  # samples run at once
 IMAGE_AXES = 4  # samples, channels, height, width
+NEGLIGIBLE = 1e-4  # distance from the ensemble that rounding may explain
 PROBABLE = 1e-3  # by which sums of probabilities may miss 1: they may come in half precision
 
 
@@ -35,9 +36,9 @@ class Agreement:
         return {name: v if math.isfinite(v) else None for name, v in vars(self).items()}
 
     @property
-    def rank(self) -> tuple[float, float]:
-        """The larger, the better."""
-        return self.decisions, self.explained
+    def rank(self) -> float:
+        """The larger, the better: decisions on inputs that nets know by heart tell little."""
+        return -max(self.distance, NEGLIGIBLE)
 
 
 def outputs_on(model: nn.Module, probes: Probes, *, device: str) -> Tensor:
@@ -137,7 +138,6 @@ def decisions_of(outputs: Tensor) -> Tensor:
 
 SAME = 0.985  # share of equal decisions from which a merge may be a client in disguise
 LITTLE_PULL = 0.1  # below which it is
-NEGLIGIBLE = 1e-4  # distance from the ensemble that rounding may explain
 
 
 @dataclass(frozen=True)
@@ -187,12 +187,20 @@ class Position:
         way = whole_percent(min(self.pull, 1.0))
         return f"{way} of the way from client {self.nearest} to the ensemble"
 
+    @property
+    def sentence(self) -> str:
+        """The same as a sentence."""
+        if self.copied_client is not None:
+            return f"This is client {self.copied_client}: nothing of the others is in it."
+        return f"The merge is {self.words}."
+
 
 DATA = "data"  # the source of real inputs
-OPTIMISM = 3.0  # by which made-up inputs understate a merge's disagreement beside a client's
-LEAD_DEVIATIONS = 1.0  # deviations of a lead over so many probes: what is less may be chance
+CLEAR_PULL: Mapping[bool, float] = {  # from which a merge is expected to beat the nearest client
+    True: 0.05,  # on real inputs
+    False: 0.3,  # on made-up ones, which flatter a merge
+}
 ALIKE = 0.5  # share of probes below which clients differ more often than not
-NOTICEABLE = 0.01  # of the outputs' variance: what less is explained does not matter
 
 
 @dataclass(frozen=True)
@@ -218,33 +226,36 @@ class Quality:
 
     @property
     def best_client(self) -> str:
-        """The client that is most alike the ensemble."""
-        return max(self.clients, key=lambda name: self.clients[name].rank)
+        """The client nearest to the ensemble."""
+        return self.position.nearest
+
+    @property
+    def is_client(self) -> bool:
+        """Whether nothing that was tried is nearer to the ensemble than a client as it is."""
+        return self.chosen in map(client_name, self.clients)
+
+    @property
+    def is_better(self) -> bool:
+        """Whether the merge is expected to be better than every client."""
+        pull = self.position.pull
+        return pull is not None and not self.is_client and pull >= CLEAR_PULL[self._is_real]
 
     @property
     def _is_real(self) -> bool:
         return self.source == DATA
 
     @property
-    def _may_be_worse(self) -> bool:
-        """Whether the merge is not clearly better than the best client.
-
-        Real inputs: its lead may be chance. Made-up ones, of the kind that the merge was fitted on:
-        its disagreement with the ensemble counts several times.
-        """
-        wrong, best = (1 - a.decisions for a in (self.merged, self.clients[self.best_client]))
-        if self._is_real:
-            return best - wrong < LEAD_DEVIATIONS * math.sqrt((best + wrong) / self.samples)
-        return OPTIMISM * wrong > best
-
-    @property
     def verdict(self) -> str:
         """Where the merge stands, and how often it decides as the ensemble does."""
+        if self.is_client:
+            return (
+                f"Nothing that was tried comes nearer to the clients' ensemble than "
+                f"{self.chosen}, so the result is that client."
+            )
         return (
-            f"It decides as the clients' ensemble does on {percent(self.merged.decisions)} of "
-            f"{self.samples} held-out probes ({self.source}), the best client "
-            f"({self.best_client}) on {percent(self.clients[self.best_client].decisions)}: "
-            f"{self.position.words}."
+            f"{self.position.sentence} It decides as the ensemble does on "
+            f"{percent(self.merged.decisions)} of {self.samples} held-out probes ({self.source}), "
+            f"client {self.best_client} on {percent(self.clients[self.best_client].decisions)}."
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -266,21 +277,19 @@ class Quality:
 
     def warnings(self) -> Iterator[str]:
         """Say what speaks against the merge."""
-        best = self.clients[self.best_client]
-        compared = (
-            f"on {self.samples} {self.source} probes it decides as the ensemble does in "
-            f"{percent(self.merged.decisions)}, {self.best_client} in {percent(best.decisions)}; "
-            f"{self.position.words}"
-        )
-        if not math.isfinite(self.merged.explained):
+        if not math.isfinite(self.merged.distance):
             yield f"the merge is useless: its outputs on {self.source} probes are not finite"
-        elif (self.merged.decisions, self.merged.explained + NOTICEABLE) < best.rank:
-            yield f"the merge is predicted to be worse than client {self.best_client}: {compared}"
-        elif self._may_be_worse:
-            doubt = (
-                "so few probes can't tell" if self._is_real else "made-up probes flatter a merge"
+        elif self.is_client:
+            yield (
+                f"the result is {self.chosen} itself: nothing that was tried comes nearer to the "
+                "clients' ensemble; more effort, growth or real inputs (`probe_data`) may"
             )
-            yield f"the merge may be worse than client {self.best_client} ({doubt}): {compared}"
+        elif not self.is_better and self.merged.distance > NEGLIGIBLE:
+            doubt = "" if self._is_real else "; made-up probes flatter a merge"
+            yield (
+                f"the merge may be worse than client {self.best_client}: on {self.samples} "
+                f"{self.source} probes it is {self.position.words}{doubt}"
+            )
         elif self.alike is not None and self.alike < ALIKE and self.source != "noise":
             yield (
                 f"the merge may be worse than the best client: two clients decide alike on only "

@@ -168,6 +168,7 @@ class ProbesEntry:
     mean: tuple[float, ...]
     std: tuple[float, ...]
     preparation: PreparationEntry | None
+    augment: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ import torch
 from fedmerge import __version__
 from fedmerge.architecture import plan_to_json
 from fedmerge.checkpoint import Checkpoint, parse_size, to_torch, write_model, written_path
-from fedmerge.errors import ArchitectureError, UsageError
+from fedmerge.errors import ArchitectureError, QualityError, UsageError
 from fedmerge.matching import GroupMatching
 from fedmerge.matching.features import Placement, place_tensor
 from fedmerge.merging.averages import MOST_NAMES, average_tensor
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
 # Of the matched units at the same places; of clients trained apart it is one or two of a layer.
 SHARED = 0.5
+ALIKE = 0.5  # cosine of a unit's weights and its fellows' above which they do much the same
 NEARLY_ALL = 0.999  # from here on nothing is gained by matching: the average is as good or better
 
 
@@ -106,6 +107,29 @@ class Merge:
         """Whether units of such clients match at the same places but for a few."""
         return self.in_place is not None and self.in_place >= NEARLY_ALL
 
+    @property
+    def alike_share(self) -> float | None:
+        """Which share of the units that have fellows is alike them, by weights; None: unknown."""
+        known = [
+            cosine
+            for group in self.groups
+            for own in group.similarities
+            for cosine in own
+            if cosine is not None
+        ]
+        return sum(cosine > ALIKE for cosine in known) / len(known) if known else None
+
+    def check_better(self) -> None:
+        """Raise `QualityError` unless the merge is expected to be better than every client."""
+        if self.quality is not None and self.quality.is_better:
+            return
+        told = "nothing tells how good it is" if self.quality is None else self.verdict
+        raise QualityError(
+            f"the merge is not expected to be better than every client: {told}",
+            "give the model's code (`model`), real inputs (`probe_data`), more `effort` or "
+            "`max_growth`; without `require` it is written all the same",
+        )
+
     def summary(self) -> dict[str, Any]:
         """Return what a script wants to know of the merge."""
         return {
@@ -117,6 +141,7 @@ class Merge:
             "growth": self.growth,
             "width_limit": self.width_limit,
             "in_place": self.in_place,
+            "alike_share": self.alike_share,
             "quality": None if self.quality is None else self.quality.to_json(),
             "warnings": list(self.warnings),
         }

@@ -1,3 +1,10 @@
+from .augmentation import (
+    AUGMENTATIONS as AUGMENTATIONS,
+    Augmentation as Augmentation,
+    augmentation_for as augmentation_for,
+    kind_of as kind_of,
+    mirrored as mirrored,
+)
 from .data import read_probes as read_probes
 from .layer_calls import (
     Call as Call,
@@ -23,7 +30,8 @@ from .noise import (
     dead_leaves as dead_leaves,
     noise_probes as noise_probes,
 )
-from .options import ProbeOptions as ProbeOptions
+from .options import CHANGES as CHANGES, ProbeOptions as ProbeOptions
+from .pictures import picture_shape as picture_shape
 from .probe_inputs import Probes as Probes
 from .responses import normalised as normalised, unit_responses as unit_responses
 from .sources import (

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from fedmerge.errors import UsageError
+from fedmerge.probes.pictures import IMAGE_AXES, picture_shape
 from fedmerge.probes.probe_inputs import Probes
 
 
@@ -78,7 +79,6 @@ def _coordinates(
     return along, across, size
 
 
-IMAGE_AXES = 4  # samples, channels, height, width
 MOST_COLOURS = 4  # more channels are no image's
 BLOCK = 1 << 24  # numbers made at once (64 MB in float32), bounds memory
 
@@ -122,8 +122,8 @@ def noise_probes(
             made.append(example[:1].cpu().expand(shape).clone())
         elif example.is_floating_point():
             shift, scale = (_per_channel(mean, shape, "mean"), _per_channel(std, shape, "std"))
-            unit = _unit_noise(shape, spectrum or Spectrum(), generator)
-            made.append(unit.mul_(scale).add_(shift).to(example.dtype))
+            unit = _unit_noise(picture_shape(shape) or shape, spectrum or Spectrum(), generator)
+            made.append(unit.view(shape).mul_(scale).add_(shift).to(example.dtype))
         else:
             made.append(_tokens(shape, tokens, generator).to(example.dtype))
     return Probes(tuple(made), "noise")

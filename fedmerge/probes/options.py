@@ -20,6 +20,7 @@ Source: TypeAlias = Literal["noise", "synthetic", "none"]
 DEFAULT_COUNT = 1000
 FEWEST, MOST = 10, 100_000  # probes; all are made at once
 LARGEST = 1e6  # of noise: squares of what nets make of it are finite
+CHANGES = ("none", "views", "flips", "mixtures", "pastes", "replacements")  # of probes
 _STANDARD = ((0.0,), (1.0,))  # mean and deviation of noise
 
 
@@ -59,11 +60,20 @@ class ProbeOptions:
         unset="1",
         name="probe_std",
     )
+    augment: tuple[str, ...] = option(
+        "How probes are changed to refine and to judge merges; repeatable",
+        (),
+        values="none|views|flips|mixtures|pastes|replacements",
+        unset="what suits the input",
+    )
     preparation: Preparation | None = None  # of the file's arrays
 
     def __post_init__(self) -> None:
         if self.source not in (None, "noise", "synthetic", "none"):
             raise UsageError(f"`probe` is {self.source!r}, expected noise, synthetic or none")
+        unknown = [name for name in self.augment if name not in CHANGES]
+        if unknown:
+            raise UsageError(f"`augment` is {unknown[0]!r}, expected some of {', '.join(CHANGES)}")
         if self.data is not None and self.source is not None:
             raise UsageError("`probe_data` and `probe` exclude each other")
         if self.data is not None and (self.mean, self.std) != _STANDARD:
@@ -88,6 +98,7 @@ class ProbeOptions:
             "`probe_count`": self.count is not None,
             "`probe_mean`": self.mean != _STANDARD[0],
             "`probe_std`": self.std != _STANDARD[1],
+            "`augment`": bool(self.augment),
         }
         return tuple(name for name, is_said in said.items() if is_said)
 
@@ -97,4 +108,4 @@ class ProbeOptions:
         file = None if self.data is None else IN_MEMORY
         if isinstance(self.data, str | Path):
             file = Path(self.data).name
-        return {**vars(self), "data": file, "preparation": prepared}
+        return {**vars(self), "data": file, "augment": list(self.augment), "preparation": prepared}

@@ -45,22 +45,17 @@ class Probes:
         sources = dict.fromkeys([*self.source.split(" and "), *other.source.split(" and ")])
         return Probes(tuple(torch.cat(pair) for pair in pairs), " and ".join(sources))
 
-    def mixed(self, copies: int, *, seed: int) -> Probes:
-        """Return these probes followed by copies of which every sample is mixed with another one.
+    def first(self, count: int) -> Probes:
+        """Return the first probes, all if there are not so many."""
+        return self._rows(torch.arange(min(count, len(self))))
 
-        Only numbers can be mixed: where an input has tokens, the probes stay as they are.
-        """
-        if not all(tensor.is_floating_point() for tensor in self.inputs):
-            return self
-        generator = torch.Generator().manual_seed(seed)
-        found = self
-        for _ in range(copies):
-            others = self._rows(torch.randperm(len(self), generator=generator))
-            shares = torch.rand(len(self), generator=generator)
-            pairs = zip(self.inputs, others.inputs, strict=True)
-            mixtures = tuple(_between(one, other, shares) for one, other in pairs)
-            found = found.joined(Probes(mixtures, self.source))
-        return found
+    def with_inputs(self, inputs: tuple[Tensor, ...]) -> Probes:
+        """Return other inputs of the same source."""
+        return Probes(inputs, self.source)
+
+    def drawn(self, count: int, generator: torch.Generator) -> Probes:
+        """Return some of the probes, drawn at random."""
+        return self._rows(torch.randperm(len(self), generator=generator)[:count])
 
     @property
     def bytes(self) -> int:
@@ -69,9 +64,3 @@ class Probes:
 
     def _rows(self, rows: Tensor) -> Probes:
         return Probes(tuple(tensor[rows] for tensor in self.inputs), self.source)
-
-
-def _between(one: Tensor, other: Tensor, shares: Tensor) -> Tensor:
-    """Return mixtures of samples (n, …) with shares (n,) of the first."""
-    own = shares.to(one.dtype).view(-1, *[1] * (one.ndim - 1))
-    return own * one + (1 - own) * other

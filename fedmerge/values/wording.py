@@ -20,6 +20,11 @@ BY_WEIGHTS = "matched by weights"  # the merge for which nothing is run
 AVERAGES = (AVERAGE, BY_WEIGHTS)  # of clients that share their initial weights
 
 
+def client_name(name: str) -> str:
+    """Return what a client is called among the ways to merge."""
+    return f"client {name}"
+
+
 def listed(names: Sequence[str], most: int) -> str:
     """Return names with commas between them, the first `most` of them if they are more.
 

@@ -106,6 +106,6 @@ def test_a_model_that_does_not_run_on_the_probes_is_refused(tmp_path: Path) -> N
     wrong = ProbeOptions(data=tmp_path / "wrong.npz")
     with pytest.raises(
         ArchitectureError,
-        match=r"does not run on inputs of shape \(8, 1, 9, 9\): RuntimeError: mat1",
+        match=r"does not run on inputs of shape \(32, 1, 9, 9\): RuntimeError: mat1",
     ):
         frontier([client(1), client(2)], model=CODE, probes=wrong)

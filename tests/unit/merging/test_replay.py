@@ -25,7 +25,7 @@ def test_the_list_is_this_one() -> None:
     assert {
         *("method", "preset", "match_threshold", "max_growth", "max_params"),
         *("merge_units", "lead", "drop_outliers"),
-        *("distill", "distill_steps", "gamma", "sigma", "sigma0", "sweeps", "refine", "seed"),
+        *("effort", "gamma", "sigma", "sigma0", "sweeps", "refine", "seed"),
         *("solver", "tie_breaker", "client_weight", "class_counts", "keep", "dtype"),
         *("match_by_order", "flatten", "assume_chain", "key", "weights"),
     } == REPLAYED

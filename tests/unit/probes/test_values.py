@@ -31,23 +31,12 @@ def test_joined_probes_name_each_source_once() -> None:
     assert torch.equal(both.inputs[1], torch.arange(10).repeat(3))
 
 
-def test_mixtures_lie_between_two_samples_of_all_inputs() -> None:
-    probes = Probes((torch.arange(10.0)[:, None] * torch.ones(3), -torch.arange(10.0)), "data")
-    mixed = probes.mixed(2, seed=1)
-    assert len(mixed) == 30
-    assert torch.equal(mixed.inputs[0][:10], probes.inputs[0])
-    made = mixed.inputs[0][10:]
-    torch.testing.assert_close(made[:, 0], -mixed.inputs[1][10:])  # the same share of every input
-    assert made.min() >= 0
-    assert made.max() <= 9
-    assert not torch.equal(made[:10], made[10:])
-    assert (made[:, 0] != made[:, 0].round()).sum() > 10  # none is a sample again, but by chance
-    assert torch.equal(probes.mixed(2, seed=1).inputs[0], mixed.inputs[0])
-    assert not torch.equal(probes.mixed(2, seed=2).inputs[0], mixed.inputs[0])
-
-
-def test_tokens_are_not_mixed() -> None:
-    assert PROBES.mixed(2, seed=1) is PROBES
+def test_drawn_probes_are_different_ones_of_all() -> None:
+    drawn = PROBES.drawn(4, torch.Generator().manual_seed(1))
+    assert len(drawn) == len(set(drawn.inputs[1].tolist())) == 4
+    assert torch.equal(drawn.inputs[0][:, 0], drawn.inputs[1].float())
+    assert len(PROBES.drawn(99, torch.Generator().manual_seed(1))) == len(PROBES)
+    assert torch.equal(PROBES.first(3).inputs[1], torch.arange(3))
 
 
 def test_inputs_of_different_lengths_are_no_probes() -> None:

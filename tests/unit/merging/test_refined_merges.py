@@ -1,4 +1,4 @@
-"""Distillation: training a merge, or a client in its place, to answer as the ensemble does."""
+"""Refinement: training a merge, or a client in its place, to answer as the ensemble does."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from fedmerge.api import match
 from fedmerge.architecture import ModelCode
 from fedmerge.errors import ArchitectureError, UsageError
 from fedmerge.merging import (
-    MIXTURES,
+    SPENDING,
     Answers,
-    Distiller,
     MatchOptions,
     Merge,
+    Refiner,
+    Spending,
     choose_merge,
-    distillation,
-    distillation_loss,
     expand_sources,
     open_clients,
     outputs_on,
     prepare,
     probe_clients,
+    refinement_loss,
     respond,
     started_from,
 )
-from fedmerge.probes import ProbeOptions, Probes
+from fedmerge.probes import Augmentation, ProbeOptions, Probes
 from fedmerge.values import Array, silent
 from tests.digits import MODEL, build, client, images
 from tests.zoo import CharModel
@@ -115,12 +115,14 @@ def arrays(merge: Merge) -> dict[str, Array]:
 
 
 def outputs(answers: Answers, merge: Merge) -> Tensor:
-    return outputs_on(answers.modules.merged(arrays(merge)), answers.held_out, device="cpu")
+    return outputs_on(answers.modules.merged(arrays(merge)), answers.sets.judging, device="cpu")
 
 
-def distiller(answers: Answers, merge: Merge, steps: int = STEPS) -> Distiller:
-    members = range(len(answers.outputs))
-    return Distiller(answers.modules, merge, answers.probes, members, steps, seed=0)
+def refiner(answers: Answers, merge: Merge) -> Refiner:
+    members, sets = range(len(answers.outputs)), answers.sets
+    return Refiner(
+        answers.modules, merge, sets.fitting, members, augmentation=sets.augmentation, seed=0
+    )
 
 
 NETS = {
@@ -158,83 +160,118 @@ def test_the_other_units_of_a_start_from_a_client_can_learn(tmp_path: Path) -> N
     assert len(others) == 8
     np.testing.assert_array_equal(start.read("1.weight")[others], merge.read("1.weight")[others])
     assert not start.read("3.weight")[:, others].any()
-    [*_, (name, trained)] = distiller(answers, merge).merges(0, silent)
-    assert name == "distilled from client-1"
+    trained = refiner(answers, merge).refine(start, STEPS, silent)
     assert (np.abs(trained.read("3.weight")[:, others]).max(axis=0) > 1e-3).all()
     moved = np.abs(trained.read("1.weight")[others] - merge.read("1.weight")[others])
     assert (moved.max(axis=1) > 1e-3).all()
 
 
 def test_training_comes_closer_to_the_ensemble_from_both_starts(tmp_path: Path) -> None:
-    answers = digits_answers(tmp_path, max_growth=1, lead="none", merge_units="mean")
+    answers = digits_answers(tmp_path, max_growth=1, lead="none", merge_units="mean", effort="fast")
     merge = chosen_merge(answers)
-    starts = (merge, started_from(merge, 1))
-    found = list(distiller(answers, merge, steps=200).merges(1, silent))
-    assert [name for name, _ in found] == ["distilled from the merge", "distilled from client-2"]
-    for start, (_, trained) in zip(starts, found, strict=True):
+    made = refiner(answers, merge)
+    for start in (merge, started_from(merge, 1)):
+        trained = made.refine(start, 200, silent)
         before, after = (answers.agreement(outputs(answers, m)) for m in (start, trained))
-        assert after.decisions > before.decisions
+        assert after.distance < 0.8 * before.distance
         assert after.explained > before.explained
 
 
-def test_the_ensemble_is_asked_about_mixtures_as_far_as_memory_allows(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    answers = digits_answers(tmp_path)
-    made = distiller(answers, chosen_merge(answers))
-    count = len(answers.probes)
-    lessons = made._lessons
-    assert sum(len(lesson.wanted) for lesson in lessons) == (1 + MIXTURES) * count
+def test_lessons_are_changed_probes_with_the_ensembles_answers(tmp_path: Path) -> None:
+    answers = digits_answers(tmp_path, effort="fast")
+    made = refiner(answers, chosen_merge(answers))
+    lessons = [made._lesson(number) for number in range(4)]
     inputs = torch.cat([lesson.inputs[0] for lesson in lessons])
     probes = Probes((inputs,), "data")
     each = [outputs_on(answers.modules.client(k), probes, device="cpu") for k in range(3)]
     wanted = torch.cat([lesson.wanted for lesson in lessons])
     torch.testing.assert_close(wanted, torch.stack(each).mean(0), rtol=EXACT, atol=EXACT)
-    monkeypatch.setattr(distillation, "MOST_BYTES", answers.probes.bytes // 2)
-    assert sum(len(lesson.wanted) for lesson in replace(made)._lessons) == count
+    known = answers.sets.fitting.inputs[0].flatten(1)
+    distances = torch.cdist(inputs.flatten(1), known).min(dim=1).values
+    assert (distances > 0.1).float().mean() > 0.8  # hardly any is a probe as it was
+    unchanged = replace(made, augmentation=Augmentation(), lessons=[])
+    same = torch.cdist(unchanged._lesson(0).inputs[0].flatten(1), known).min(dim=1).values
+    assert same.max() < 1e-3
 
 
-def test_no_steps_change_nothing(tmp_path: Path) -> None:
-    plain = chosen_merge(digits_answers(tmp_path))
-    none = chosen_merge(digits_answers(tmp_path, distill=True, distill_steps=0))
-    some = chosen_merge(digits_answers(tmp_path, distill=True, distill_steps=STEPS))
-    for name, values in arrays(plain).items():
-        np.testing.assert_array_equal(none.read(name), values)
-    assert none.quality == plain.quality
-    assert any((some.read(name) != values).any() for name, values in arrays(plain).items())
+def test_lessons_come_again_where_memory_ends(tmp_path: Path) -> None:
+    answers = digits_answers(tmp_path, effort="fast")
+    made = refiner(answers, chosen_merge(answers))
+    first = made._lesson(0)
+    assert made._lesson(5) is not first
+    few = replace(made, lessons=[], memory=2 * first.bytes)
+    assert few._lesson(2) is few._lesson(0)
+    assert few._lesson(1) is not few._lesson(0)
+    assert len(few.lessons) == 2
 
 
-def test_the_undistilled_merge_stays_where_training_makes_it_worse(tmp_path: Path) -> None:
-    answers = digits_answers(tmp_path, max_growth="none", match_threshold=1.0, merge_units="mean")
-    side_by_side = chosen_merge(answers)
-    assert side_by_side.quality is not None
-    assert side_by_side.quality.merged.decisions == 1
-    session = answers.session.with_options(distill=True, distill_steps=STEPS)
-    chosen = chosen_merge(replace(answers, modules=answers.modules.of(session)))
-    assert chosen.quality is not None
-    assert chosen.quality.chosen == side_by_side.quality.chosen
-    assert "distilled from the merge" in chosen.quality.candidates
-    assert not chosen.fitted
+def test_the_effort_says_whether_and_how_long(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(SPENDING, "normal", Spending(200, 1e12))
+    monkeypatch.setitem(SPENDING, "thorough", Spending(200, 1e12, rounds=3))
+    found = {
+        effort: chosen_merge(digits_answers(tmp_path, effort=effort))
+        for effort in ("fast", "normal", "thorough")
+    }
+    refined = {effort: _refined(merge) for effort, merge in found.items()}
+    assert not refined["fast"]
+    assert len(refined["normal"]) == 3  # one from each start, and the better one for longer
+    assert len(refined["thorough"]) > 3
+    distances = {effort: _distance(merge) for effort, merge in found.items()}
+    assert distances["thorough"] < distances["normal"] < distances["fast"]
+
+
+def _refined(merge: Merge) -> list[str]:
+    assert merge.quality is not None
+    return [name for name in merge.quality.candidates if name.startswith("refined ")]
+
+
+def _distance(merge: Merge) -> float:
+    assert merge.quality is not None
+    return merge.quality.merged.distance
+
+
+def test_steps_that_cost_too_much_are_not_begun(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers = digits_answers(tmp_path)
+    made = refiner(answers, chosen_merge(answers))
+    step = 64 * (3 + 3) * (64 * 16 + 16 * 10)  # one trained net and three clients, 64 images
+    assert made.affordable_steps(Spending(400, 100.5 * step)) in range(60, 101)  # it may be wider
+    assert made.affordable_steps(Spending(400, 1e15)) == 400
+    monkeypatch.setitem(SPENDING, "normal", Spending(400, 10.0 * step))
+    assert not _refined(chosen_merge(answers))
+
+
+def test_the_ensemble_itself_is_not_refined(tmp_path: Path) -> None:
+    options = {"max_growth": "none", "match_threshold": 1.0, "merge_units": "mean"}
+    merge = chosen_merge(digits_answers(tmp_path, **options, effort="normal"))
+    assert merge.quality is not None
+    assert merge.quality.merged.decisions == 1  # side by side it is the ensemble
+    assert not _refined(merge)  # and nothing is left to be gained
+    assert not merge.quality.chosen.startswith("refined")
+    assert not merge.fitted
 
 
 def test_the_best_start_is_chosen_and_named(tmp_path: Path) -> None:
-    merge = chosen_merge(digits_answers(tmp_path, distill=True, distill_steps=200, max_growth=1))
+    merge = chosen_merge(digits_answers(tmp_path, max_growth=1))
     assert merge.quality is not None
     candidates = merge.quality.candidates
     ranks = {name: own.rank for name, own in candidates.items()}
     assert merge.quality.chosen == max(ranks, key=lambda name: ranks[name])
-    assert merge.quality.chosen.startswith("distilled from")
+    assert merge.quality.chosen.startswith("refined ")
     assert merge.quality.merged == candidates[merge.quality.chosen]
     assert set(merge.fitted) == set(merge.plan.tensors)
 
 
 def test_the_same_seed_gives_the_same_bits_and_another_one_others(tmp_path: Path) -> None:
-    answers = digits_answers(tmp_path)
+    answers = digits_answers(tmp_path, effort="fast")
     merge = chosen_merge(answers)
-    made = distiller(answers, merge)
+    made = refiner(answers, merge)
     one, same, other = (
-        dict(d.merges(0, silent))["distilled from the merge"].read("1.weight")
-        for d in (made, replace(made), replace(made, seed=1))
+        own.refine(merge, STEPS, silent).read("1.weight")
+        for own in (made, replace(made, lessons=[]), replace(made, lessons=[], seed=1))
     )
     np.testing.assert_array_equal(one, same)
     assert (one != other).any()
@@ -243,23 +280,21 @@ def test_the_same_seed_gives_the_same_bits_and_another_one_others(tmp_path: Path
 def test_running_statistics_and_kept_tensors_stay() -> None:
     build, code = NETS["normed"]
     states = [drawn(build, seed) for seed in (1, 2)]
-    options = MatchOptions(keep=("fc.bias",), merge_units="mean", max_growth=1)
+    options = MatchOptions(keep=("fc.bias",), merge_units="mean", max_growth=1, effort="fast")
     answers = answers_to(states, code, options, ProbeOptions(source="noise", count=40))
     merge = chosen_merge(answers)
-    trained = dict(distiller(answers, merge).merges(0, silent))["distilled from the merge"]
+    trained = refiner(answers, merge).refine(merge, STEPS, silent)
     for name in ("stem.1.running_mean", "stem.1.running_var", "fc.bias"):
         np.testing.assert_array_equal(trained.read(name), merge.read(name))
     assert (trained.read("stem.1.weight") != merge.read("stem.1.weight")).any()
 
 
-def test_progress_counts_the_steps_of_both_starts(tmp_path: Path) -> None:
-    answers = digits_answers(tmp_path)
+def test_progress_counts_the_steps(tmp_path: Path) -> None:
+    answers = digits_answers(tmp_path, effort="fast")
+    merge = chosen_merge(answers)
     told: list[tuple[str, float, int]] = []
-    merges = distiller(answers, chosen_merge(answers), steps=3).merges(
-        0, lambda step, done, total: told.append((step, done, total))
-    )
-    assert len(list(merges)) == 2
-    assert told == [("distilling", done, 6) for done in (0, 1, 2, 3, 3, 4, 5, 6)]
+    refiner(answers, merge).refine(merge, 3, lambda *own: told.append(own))
+    assert told == [("refining", done, 3) for done in range(4)]
 
 
 def test_the_distance_is_that_of_softmax_and_outputs() -> None:
@@ -268,29 +303,29 @@ def test_the_distance_is_that_of_softmax_and_outputs() -> None:
     p, q = wanted.softmax(1), outputs.softmax(1)
     divergence = (p * (p / q).log()).sum() / 2
     square = (1.0 + 0.25 + 1.0) / 6
-    found = distillation_loss(outputs, wanted, spread=0.5)
+    found = refinement_loss(outputs, wanted, spread=0.5)
     torch.testing.assert_close(found, divergence + square / 0.5)
-    assert float(distillation_loss(wanted, wanted, spread=0.5)) == 0
+    assert float(refinement_loss(wanted, wanted, spread=0.5)) == 0
 
 
 def test_one_output_is_fitted_by_its_square_alone() -> None:
     one = torch.tensor([[1.0], [2.0]])
-    assert float(distillation_loss(one + 3, one, spread=2.0)) == 4.5
+    assert float(refinement_loss(one + 3, one, spread=2.0)) == 4.5
 
 
-def test_distillation_needs_clients_that_are_run() -> None:
-    with pytest.raises(UsageError, match="`distill`: the clients have to be run"):
-        match([client(1), client(2)], MatchOptions(distill=True))
-    with pytest.raises(UsageError, match=r"`distill`: .* not run with `probe=none`"):
+def test_refinement_needs_clients_that_are_run() -> None:
+    with pytest.raises(UsageError, match="`effort`: the clients have to be run"):
+        match([client(1), client(2)], MatchOptions(effort="thorough"))
+    with pytest.raises(UsageError, match=r"`effort`: .* not run with `probe=none`"):
         match(
             [client(1), client(2)],
-            MatchOptions(distill=True),
+            MatchOptions(effort="thorough"),
             model=digits_code(),
             probes=ProbeOptions(source="none"),
         )
 
 
-def test_exported_programs_are_distilled(tmp_path: Path) -> None:
+def test_exported_programs_are_refined(tmp_path: Path) -> None:
     paths = []
     for number in (1, 2):
         model = build().eval()
@@ -300,21 +335,15 @@ def test_exported_programs_are_distilled(tmp_path: Path) -> None:
         program = torch.export.export(model, example, dynamic_shapes=({0: samples},))
         paths.append(tmp_path / f"c{number}.pt2")
         torch.export.save(program, paths[-1])
-    options = MatchOptions(distill=True, distill_steps=200, max_growth=1)
-    merge = match(paths, options, probes=digits_probes(tmp_path))
+    merge = match(paths, MatchOptions(max_growth=1), probes=digits_probes(tmp_path))
     assert merge.quality is not None
-    assert merge.quality.chosen.startswith("distilled from")
+    assert merge.quality.chosen.startswith("refined ")
 
 
-def test_a_model_of_which_nothing_learns_is_refused(tmp_path: Path) -> None:
+def test_a_model_of_which_nothing_learns_is_merged_unrefined_or_refused(tmp_path: Path) -> None:
     code = ModelCode(f"{__name__}:frozen", input_shapes=((1, 1, 8, 8),))
-    options = MatchOptions(distill=True)
-    with pytest.raises(ArchitectureError, match="`distill`: nothing of the model can be trained"):
-        match([client(1), client(2)], options, model=code, probes=digits_probes(tmp_path))
-
-
-def test_steps_without_distillation_are_refused() -> None:
-    with pytest.raises(UsageError, match="`distill_steps` is for `distill`"):
-        MatchOptions(distill_steps=5)
-    with pytest.raises(UsageError, match="`distill_steps` is -1, expected a whole number from 0"):
-        MatchOptions(distill=True, distill_steps=-1)
+    clients = [client(1), client(2)]
+    merge = match(clients, model=code, probes=digits_probes(tmp_path))
+    assert "the merge was not refined: nothing of the model can be trained" in merge.warnings
+    with pytest.raises(ArchitectureError, match="nothing of the model can be trained"):
+        match(clients, model=code, probes=digits_probes(tmp_path), effort="normal")

@@ -128,6 +128,8 @@ def _label(point: Point) -> str:
 
 def _show_merge(merge: Merge, output: Path, terminal: Terminal) -> None:
     names = wording.listed([client.name for client in merge.clients], wording.MOST_LISTED)
+    if merge.quality is not None and merge.quality.is_client:  # what a reader has to know first
+        terminal.line(merge.verdict)
     clients, net = wording.count(len(merge.clients)), merge.plan.architecture or "one plan"
     title = f"{clients} clients ({names}) of {net}"
     rows = [
@@ -251,10 +253,9 @@ def _verdict(
     ranked = sorted(found.clients.items(), key=lambda own: own[1].rank, reverse=True)
     alone = [f"{percent(own.decisions)} ({name})" for name, own in ranked]
     return (
-        f"quality: {found.position.words}; decides as the ensemble does on "
+        f"quality, predicted: {found.position.words}; decides as the ensemble does on "
         f"{percent(found.merged.decisions)} of {found.samples} held-out probes ({found.source}), "
-        f"the clients alone on {wording.listed(alone, wording.MOST_LISTED)}; a prediction, "
-        f"{measure}"
+        f"the clients alone on {wording.listed(alone, wording.MOST_LISTED)}; {measure}"
     )
 
 

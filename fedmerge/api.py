@@ -48,6 +48,7 @@ from fedmerge.probes.options import ProbeOptions
 from fedmerge.report.output_files import OutputFiles, first_sample
 from fedmerge.report.reports import write_report
 from fedmerge.report.sections import check_picture, draw_graph, draw_sizes
+from fedmerge.values.argument_rules import checked
 from fedmerge.values.plans import Plan
 from fedmerge.values.wording import Progress
 
@@ -89,6 +90,7 @@ __all__ = [
 Clients: TypeAlias = "Sequence[Source] | Mapping[str, Source] | Source"
 
 
+@checked
 def match(
     clients: Clients,
     options: MatchOptions | None = None,
@@ -123,6 +125,7 @@ def match(
     return merge
 
 
+@checked
 def frontier(
     clients: Clients,
     options: MatchOptions | None = None,
@@ -162,6 +165,7 @@ def frontier(
     return surveyed
 
 
+@checked
 def open_session(
     clients: Clients,
     options: MatchOptions | None = None,
@@ -184,6 +188,7 @@ def open_session(
     return prepare(opened, options, plan=plan, model=code, device=choose_device(device))
 
 
+@checked
 def predict_match(
     clients: Clients,
     options: MatchOptions | None = None,
@@ -201,6 +206,7 @@ def predict_match(
     return predict(session)
 
 
+@checked
 def plan(
     clients: Clients,
     options: MatchOptions | None = None,
@@ -231,6 +237,7 @@ def plan(
     return session.plan
 
 
+@checked
 def retrain(
     clients: Clients,
     shards: Any,
@@ -288,6 +295,7 @@ def retrain(
     return retrained
 
 
+@checked
 def predict_retrain(
     clients: Clients,
     shards: Any,
@@ -334,6 +342,7 @@ def _prepared_run(
     )
 
 
+@checked
 def evaluate(
     models: Clients,
     data: Data,
@@ -347,7 +356,7 @@ def evaluate(
     """Evaluate checkpoints, state dicts or modules on data, each at its own widths."""
     from fedmerge.merging.evaluations import EvaluationOptions, evaluate
 
-    sources, names = listed(models)
+    sources, names = listed(models, "models")
     return evaluate(
         sources,
         data,
@@ -359,6 +368,7 @@ def evaluate(
     )
 
 
+@checked
 def compare(
     clients: Clients,
     data: Data,
@@ -401,6 +411,7 @@ def compare(
     )
 
 
+@checked
 def verify(
     path: str | Path,
     clients: Sequence[str | Path] = (),
@@ -421,6 +432,7 @@ def verify(
     return verify(path, clients, model=code, allow_global=allow_global, progress=hear)
 
 
+@checked
 def export(
     merged: str | Path,
     output: str | Path,
@@ -436,6 +448,7 @@ def export(
     return export(merged, _model_code(model), output, format=format, force=force)
 
 
+@checked
 def partition(
     data: str | Path,
     folder: str | Path,

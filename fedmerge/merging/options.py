@@ -6,8 +6,18 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-from fedmerge.decoding import FLOAT_DTYPES, Rule, check_rules, number, one_of, positive, whole
+from fedmerge.decoding import FLOAT_DTYPES
 from fedmerge.errors import UsageError
+from fedmerge.values.argument_rules import (
+    Rule,
+    check_options,
+    each,
+    from_one,
+    number,
+    one_of,
+    positive,
+    whole,
+)
 from fedmerge.values.option_fields import option
 from fedmerge.values.run_settings import EVALUATION_BATCH
 
@@ -147,7 +157,9 @@ class RecordedOptions:
     )
 
     def __post_init__(self) -> None:
-        check_rules(vars(self), _RULES)
+        if isinstance(self.keep, str):  # one pattern
+            object.__setattr__(self, "keep", (self.keep,))
+        check_options(self, _RULES)
         _check_dials(self)
 
     @property
@@ -323,6 +335,14 @@ def _counts(value: Any) -> bool:
     )
 
 
+def _is_word(value: Any, word: str) -> bool:
+    return isinstance(value, str) and value == word
+
+
+def _is_pattern(value: Any) -> bool:
+    return isinstance(value, str) and len(value) <= MOST_PATTERNS
+
+
 _REPEATED: Rule = (whole(0, MOST_SWEEPS), f"a whole number from 0 to {MOST_SWEEPS:,}")
 _RULES: Mapping[str, Rule] = {
     "method": one_of("fedma", "average", "ensemble"),
@@ -331,7 +351,7 @@ _RULES: Mapping[str, Rule] = {
     "distill_steps": (whole(0, MOST_STEPS), f"a whole number from 0 to {MOST_STEPS:,}"),
     "preset": one_of("paper"),
     "match_threshold": (lambda t: positive(t) and t <= 1, "a number above 0 and up to 1"),
-    "max_growth": (lambda g: g == "none" or number(1)(g), "a number from 1, or none"),
+    "max_growth": (lambda g: _is_word(g, "none") or number(1)(g), "a number from 1, or none"),
     "gamma": (positive, "a positive number"),
     "sigma": (positive, "a positive variance"),
     "sigma0": (positive, "a positive variance"),
@@ -346,7 +366,7 @@ _RULES: Mapping[str, Rule] = {
     ),
     "class_counts": (_counts, '{"name": [count per class, …]}, no count negative'),
     "keep": (
-        lambda k: len(k) <= MOST_PATTERNS and all(len(pattern) <= MOST_PATTERNS for pattern in k),
+        lambda k: each(_is_pattern)(k) and len(k) <= MOST_PATTERNS,
         f"at most {MOST_PATTERNS:,} patterns, each as long",
     ),
     "dtype": one_of(*FLOAT_DTYPES),
@@ -385,8 +405,7 @@ class EvaluationOptions:
     device: str = "cpu"
 
     def __post_init__(self) -> None:
-        if self.batch_size < 1:
-            raise UsageError(f"`batch_size` is {self.batch_size}, expected a whole number from 1")
+        check_options(self, {"batch_size": from_one()})
 
 
 def _no_preparation() -> Preparation:

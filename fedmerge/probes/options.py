@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from fedmerge.errors import UsageError
+from fedmerge.values.argument_rules import Rule, check_options, each, number, one_of, whole
 from fedmerge.values.option_fields import option
 
 if TYPE_CHECKING:
@@ -62,20 +64,15 @@ class ProbeOptions:
     preparation: Preparation | None = None  # of the file's arrays
 
     def __post_init__(self) -> None:
-        if self.source not in (None, "noise", "synthetic", "none"):
-            raise UsageError(f"`probe` is {self.source!r}, expected noise, synthetic or none")
+        for name in ("mean", "std"):  # one number for all channels
+            value = getattr(self, name)
+            if isinstance(value, int | float):
+                object.__setattr__(self, name, (float(value),))
+        check_options(self, _RULES)
         if self.data is not None and self.source is not None:
             raise UsageError("`probe_data` and `probe` exclude each other")
         if self.data is not None and (self.mean, self.std) != _STANDARD:
             raise UsageError("`probe_mean` and `probe_std` are for noise, not for `probe_data`")
-        if self.count is not None and not FEWEST <= self.count <= MOST:
-            raise UsageError(f"`probe_count` is {self.count}, expected {FEWEST} to {MOST:,}")
-        if not all(abs(value) <= LARGEST for value in (*self.mean, *self.std)):  # nor NaN
-            raise UsageError(
-                f"`probe_mean` and `probe_std` have to be finite, at most {LARGEST:,.0f}"
-            )
-        if any(deviation <= 0 for deviation in self.std):
-            raise UsageError("`probe_std` has to be above 0")
         if self.source == "none" and self.asked_for:
             raise UsageError("`probe=none` takes no other options of probes")
 
@@ -98,3 +95,15 @@ class ProbeOptions:
         if isinstance(self.data, str | Path):
             file = Path(self.data).name
         return {**vars(self), "data": file, "preparation": prepared}
+
+
+def _is_deviation(value: Any) -> bool:
+    return number(0, LARGEST)(value) and value > 0
+
+
+_RULES: Mapping[str, Rule] = {
+    "source": one_of("noise", "synthetic", "none"),
+    "count": (whole(FEWEST, MOST), f"a whole number from {FEWEST} to {MOST:,}"),
+    "mean": (each(number(-LARGEST, LARGEST)), f"finite numbers, at most {LARGEST:,.0f}"),
+    "std": (each(_is_deviation), f"finite numbers above 0, at most {LARGEST:,.0f}"),
+}

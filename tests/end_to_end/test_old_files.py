@@ -129,6 +129,7 @@ def test_they_are_trained_in_rounds(method: str, scene: Path, cli: Cli) -> None:
     assert set(torch.load(scene / "r.pt", weights_only=True)) == set(state_of(0)) - {COUNTER}
 
 
+@pytest.mark.slow
 def test_they_are_exported_reported_and_loaded(scene: Path, cli: Cli) -> None:
     cli.done("match", *clients(scene), *model(scene), "--max-growth", 1, "-o", scene / "g.pt")
     cli.done("export", scene / "g.pt", *model(scene), "-o", scene / "g.pt2")

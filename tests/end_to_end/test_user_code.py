@@ -151,7 +151,7 @@ class OnceBad(Net):
 """
 
 
-@pytest.mark.parametrize("engine", ["local", "processes"])
+@pytest.mark.parametrize("engine", ["local", pytest.param("processes", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("error", ["GeneratorExit", "SystemExit", "Loud"])
 def test_a_client_s_failure_in_a_round_has_its_last_line_and_its_traceback_with_v(
     engine: str, error: str, trouble: Trouble, cli: Cli

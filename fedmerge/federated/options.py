@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
 from fedmerge.errors import UsageError
-from fedmerge.merging.options import MatchOptions
+from fedmerge.merging.options import Init, MatchOptions, RetrainMethod
 from fedmerge.values.argument_rules import (
     Rule,
     check_options,
@@ -17,12 +17,11 @@ from fedmerge.values.argument_rules import (
     positive,
     whole,
 )
-from fedmerge.values.option_fields import name_of, option
+from fedmerge.values.option_fields import name_of, option, words_in
 from fedmerge.values.run_settings import RetryPolicy, TrainSettings, default_settings
 
 if TYPE_CHECKING:  # the help of commands comes from here, which has to be quick
     from fedmerge.engines import Engine
-    from fedmerge.merging.record_schema import Init, RetrainMethod
     from fedmerge.training import Preparation
 
 DEFAULT_ROUNDS = 10  # of fedavg and fedprox
@@ -39,7 +38,7 @@ class RetrainOptions:
     """
 
     method: RetrainMethod = option(
-        "Match layer by layer, or average whole models", "fedma", values="fedma|fedavg|fedprox"
+        "Match layer by layer, or average whole models", "fedma", values=words_in(RetrainMethod)
     )
     passes: int = option(
         "How often fedma goes through all layers; more than 1 is with communication",
@@ -50,7 +49,7 @@ class RetrainOptions:
     mu: float = option("Proximal weight of fedprox", PAPER_MU, values="X")
     init: Init | None = option(
         "How models begin without checkpoints: each by itself, or all alike",
-        values="independent|shared",
+        values=words_in(Init),
         unset="independent; shared for fedavg and fedprox",
     )
     init_epochs: int | None = option(
@@ -134,11 +133,11 @@ def _no_preparation() -> Preparation:
 
 _SOME: Rule = (whole(1, MOST_ROUNDS), f"a whole number from 1 to {MOST_ROUNDS:,}")
 _RULES: Mapping[str, Rule] = {
-    "method": one_of("fedma", "fedavg", "fedprox"),
+    "method": one_of(*get_args(RetrainMethod)),
     "passes": _SOME,
     "rounds": _SOME,
     "mu": (number(0), "a number from 0"),
-    "init": one_of("independent", "shared"),
+    "init": one_of(*get_args(Init)),
     "init_epochs": from_one(),
 }
 
@@ -153,7 +152,7 @@ class Running:
     engine: EngineName = option(
         "Train clients one by one here, in processes, or over a Ray cluster",
         "local",
-        values="local|processes|ray",
+        values=words_in(EngineName),
     )
     workers: int | None = option(
         "Processes", values="N", unset="one per GPU, else as the cores allow"

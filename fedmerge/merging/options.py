@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
 from fedmerge.decoding import FLOAT_DTYPES
 from fedmerge.errors import UsageError
@@ -18,7 +18,7 @@ from fedmerge.values.argument_rules import (
     positive,
     whole,
 )
-from fedmerge.values.option_fields import option
+from fedmerge.values.option_fields import option, words_in
 from fedmerge.values.run_settings import EVALUATION_BATCH
 
 if TYPE_CHECKING:  # the help of commands comes from here, which has to be quick
@@ -29,6 +29,8 @@ if TYPE_CHECKING:  # the help of commands comes from here, which has to be quick
 
 Method: TypeAlias = Literal["fedma", "average", "ensemble"]
 Preset: TypeAlias = Literal["paper"]
+RetrainMethod: TypeAlias = Literal["fedma", "fedavg", "fedprox"]
+Init: TypeAlias = Literal["independent", "shared"]  # how models begin without checkpoints
 Solver: TypeAlias = Literal["auto", "scipy", "lapjv", "lapsolver"]
 
 NO_LEAD = "none"  # as a client's name: nobody leads
@@ -58,7 +60,7 @@ class RecordedOptions:
         "Match units, average element by element, or set clients side by side, which is exactly "
         "their ensemble",
         "fedma",
-        values="fedma|average|ensemble",
+        values=words_in(Method),
     )
     preset: Preset | None = option("The settings of the paper's own code", values="paper")
     match_threshold: float | None = option(
@@ -113,7 +115,7 @@ class RecordedOptions:
         unset=f"{DEFAULT_REFINE}; 0 with preset",
     )
     seed: int = option("Seed of the sweeps' order, and of training", 0, values="N")
-    solver: Solver = option("Assignment solver", "auto", values="auto|scipy|lapjv|lapsolver")
+    solver: Solver = option("Assignment solver", "auto", values=words_in(Solver))
     tie_breaker: float = option(
         "Weight of outgoing weights in telling equal units apart", 1e-3, values="X"
     )
@@ -345,7 +347,7 @@ def _is_pattern(value: Any) -> bool:
 
 _REPEATED: Rule = (whole(0, MOST_SWEEPS), f"a whole number from 0 to {MOST_SWEEPS:,}")
 _RULES: Mapping[str, Rule] = {
-    "method": one_of("fedma", "average", "ensemble"),
+    "method": one_of(*get_args(Method)),
     "max_params": (whole(1), "a whole number from 1"),
     "merge_units": one_of("mean", "fit"),
     "distill_steps": (whole(0, MOST_STEPS), f"a whole number from 0 to {MOST_STEPS:,}"),
@@ -358,7 +360,7 @@ _RULES: Mapping[str, Rule] = {
     "sweeps": _REPEATED,
     "refine": _REPEATED,
     "seed": (whole(0), "a whole number from 0"),
-    "solver": one_of("auto", "scipy", "lapjv", "lapsolver"),
+    "solver": one_of(*get_args(Solver)),
     "tie_breaker": (number(0, 1), "a number from 0 to 1"),
     "client_weight": (
         lambda w: isinstance(w, Mapping) and all(map(positive, w.values())),

@@ -10,7 +10,8 @@ from msgspec import UNSET, Meta, UnsetType
 
 from fedmerge.architecture.plan_json import JsonPlan
 from fedmerge.decoding import Cosine, Count, Digest, Name, Number, Place, Share
-from fedmerge.merging.options import RecordedOptions
+from fedmerge.merging.options import Init, RecordedOptions, RetrainMethod
+from fedmerge.probes.options import Source
 
 WHY_MISSING = {  # as records say it → as people do
     "app": "its data or its training failed",
@@ -55,9 +56,6 @@ class RoundEntry:
 FORMAT: Final = 1
 SCHEMA: Final = 1
 
-RetrainMethod: TypeAlias = Literal["fedma", "fedavg", "fedprox"]
-Init: TypeAlias = Literal["independent", "shared"]
-ProbeSource: TypeAlias = Literal["noise", "synthetic", "none"]
 Similarities: TypeAlias = tuple[tuple[Cosine | None, ...], ...]  # None: a unit without fellows
 
 
@@ -162,7 +160,7 @@ class PreparationEntry:
 class ProbesEntry:
     """What was said of probes; a file of real inputs by its name without folders."""
 
-    source: ProbeSource | None
+    source: Source | None
     data: str | None
     count: Count | None
     mean: tuple[float, ...]

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
 from fedmerge.errors import UsageError
 from fedmerge.values.argument_rules import Rule, check_options, each, number, one_of, whole
-from fedmerge.values.option_fields import option
+from fedmerge.values.option_fields import option, words_in
 
 if TYPE_CHECKING:
     from fedmerge.training import Preparation
@@ -32,7 +32,7 @@ class ProbeOptions:
     source: Source | None = option(
         "Inputs on which units are compared: noise, made from the clients, or none, for weights "
         "alone",
-        values="noise|synthetic|none",
+        values=words_in(Source),
         unset="synthetic; noise for costly models",
         name="probe",
     )
@@ -80,7 +80,7 @@ class ProbeOptions:
     def asked_for(self) -> tuple[str, ...]:
         """What the user said, as messages name it, that needs a model which can be run."""
         said = {
-            "`probe`": self.source in ("noise", "synthetic"),
+            "`probe`": self.source not in (None, "none"),
             "`probe_data`": self.data is not None,
             "`probe_count`": self.count is not None,
             "`probe_mean`": self.mean != _STANDARD[0],
@@ -102,7 +102,7 @@ def _is_deviation(value: Any) -> bool:
 
 
 _RULES: Mapping[str, Rule] = {
-    "source": one_of("noise", "synthetic", "none"),
+    "source": one_of(*get_args(Source)),
     "count": (whole(FEWEST, MOST), f"a whole number from {FEWEST} to {MOST:,}"),
     "mean": (each(number(-LARGEST, LARGEST)), f"finite numbers, at most {LARGEST:,.0f}"),
     "std": (each(_is_deviation), f"finite numbers above 0, at most {LARGEST:,.0f}"),

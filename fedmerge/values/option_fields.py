@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import MISSING, Field, dataclass, field, fields
-from typing import Any
+from typing import Any, get_args
 
 _KEY = "described"
 
@@ -34,6 +34,15 @@ def option(
     if factory is not None:
         return field(default_factory=factory, metadata=metadata)
     return field(default=default, metadata=metadata)
+
+
+def words_in(choice: Any) -> str:
+    """Return the words of a `Literal` as help shows them.
+
+    >>> words_in(Literal["local", "ray"])
+    'local|ray'
+    """
+    return "|".join(get_args(choice))
 
 
 def name_of(own: Field[Any]) -> str:

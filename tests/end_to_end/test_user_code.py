@@ -239,6 +239,8 @@ OURS = {  # functions that the user's code is around, or that once hid behind it
     "eval": "fedmerge.training.shards.Shard.batch",
     "compare": "fedmerge.probes.responses.readings",
     "retrain": "fedmerge.training.local_training._batches",
+    "frontier": "fedmerge.merging.frontier.matched_candidates",
+    "export": "fedmerge.merging.onnx_export.tensors_in",
 }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Annotated, Any, Final, Literal, TypeAlias
@@ -12,6 +13,7 @@ from fedmerge.architecture.plan_json import JsonPlan
 from fedmerge.decoding import Cosine, Count, Digest, Name, Number, Place, Share
 from fedmerge.merging.options import Init, RecordedOptions, RetrainMethod
 from fedmerge.probes.options import Source
+from fedmerge.values.arrays import Float64Array
 
 WHY_MISSING = {  # as records say it → as people do
     "app": "its data or its training failed",
@@ -57,6 +59,15 @@ FORMAT: Final = 1
 SCHEMA: Final = 1
 
 Similarities: TypeAlias = tuple[tuple[Cosine | None, ...], ...]  # None: a unit without fellows
+DIGITS = 4  # of cosines: more would only say how products were rounded
+
+
+def rounded(similarities: Sequence[Float64Array]) -> Similarities:
+    """Return cosines per client (units,) as the record keeps them."""
+    return tuple(
+        tuple(None if math.isnan(cosine) else round(cosine, DIGITS) for cosine in own.tolist())
+        for own in similarities
+    )
 
 
 @dataclass(frozen=True)

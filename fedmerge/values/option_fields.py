@@ -39,6 +39,7 @@ def option(
 def words_in(choice: Any) -> str:
     """Return the words of a `Literal` as help shows them.
 
+    >>> from typing import Literal
     >>> words_in(Literal["local", "ray"])
     'local|ray'
     """

@@ -101,7 +101,9 @@ def test_files_without_counters_merge_as_those_with(scene: Path, cli: Cli) -> No
         assert torch.equal(tensor, new[name])
 
 
-@pytest.mark.parametrize("order", [("a", "new-b"), ("new-a", "b")])
+@pytest.mark.parametrize(
+    "order", [("a", "new-b"), pytest.param(("new-a", "b"), marks=pytest.mark.slow)]
+)
 def test_clients_with_and_without_counters_merge(
     order: tuple[str, str], scene: Path, cli: Cli
 ) -> None:

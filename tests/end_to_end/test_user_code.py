@@ -178,7 +178,7 @@ def test_a_client_s_failure_in_a_round_has_its_last_line_and_its_traceback_with_
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-@pytest.mark.parametrize("name", ["eval", "match"])
+@pytest.mark.parametrize("name", ["eval", pytest.param("match", marks=pytest.mark.slow)])
 def test_a_real_interrupt_while_the_user_s_code_runs_is_one(
     name: str, number: int, trouble: Trouble
 ) -> None:

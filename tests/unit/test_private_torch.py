@@ -227,6 +227,7 @@ def test_ops_are_seen_by_a_mode_and_not_where_we_ask_for_it(base: str) -> None:
         assert mode.count == 1, users("without_modes")
 
 
+@pytest.mark.slow
 def test_an_uncompiled_mode_runs_without_an_import_of_the_compiler() -> None:
     code = (
         "import sys, torch; from fedmerge import private_torch as p\n"

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
 import torch
 
@@ -48,6 +48,7 @@ from fedmerge.probes.options import ProbeOptions
 from fedmerge.report.output_files import OutputFiles, first_sample
 from fedmerge.report.reports import write_report
 from fedmerge.report.sections import check_picture, draw_graph, draw_sizes
+from fedmerge.values.argument_rules import check_value, checked, one_of
 from fedmerge.values.plans import Plan
 from fedmerge.values.wording import Progress
 
@@ -90,6 +91,7 @@ Requirement: TypeAlias = Literal["better"]  # than every client
 Clients: TypeAlias = "Sequence[Source] | Mapping[str, Source] | Source"
 
 
+@checked
 def match(
     clients: Clients,
     options: MatchOptions | None = None,
@@ -119,6 +121,7 @@ def match(
     options, probes = changed_match_options(options, probes, changes)
     files = OutputFiles(output, force, shard_size, report, image)
     files.check(clients, can_run=model is not None)
+    _check_known(require)
     code = _fed_with(model, probes)
     session = open_session(clients, options, model=code, plan=plan, device=device)
     prepared(session)
@@ -128,6 +131,7 @@ def match(
     return merge
 
 
+@checked
 def frontier(
     clients: Clients,
     options: MatchOptions | None = None,
@@ -159,6 +163,7 @@ def frontier(
     files.check(clients, can_run=model is not None)
     if frontier_plot is not None:
         check_picture(frontier_plot, "frontier_plot", inputs=paths_of(clients), force=force)
+    _check_known(require)
     code = _fed_with(model, probes)
     session = open_session(clients, options, model=code, plan=plan, device=device)
     prepared(session)
@@ -170,6 +175,7 @@ def frontier(
     return surveyed
 
 
+@checked
 def open_session(
     clients: Clients,
     options: MatchOptions | None = None,
@@ -192,6 +198,7 @@ def open_session(
     return prepare(opened, options, plan=plan, model=code, device=choose_device(device))
 
 
+@checked
 def predict_match(
     clients: Clients,
     options: MatchOptions | None = None,
@@ -209,6 +216,7 @@ def predict_match(
     return predict(session)
 
 
+@checked
 def plan(
     clients: Clients,
     options: MatchOptions | None = None,
@@ -239,6 +247,7 @@ def plan(
     return session.plan
 
 
+@checked
 def retrain(
     clients: Clients,
     shards: Any,
@@ -296,6 +305,7 @@ def retrain(
     return retrained
 
 
+@checked
 def predict_retrain(
     clients: Clients,
     shards: Any,
@@ -342,6 +352,7 @@ def _prepared_run(
     )
 
 
+@checked
 def evaluate(
     models: Clients,
     data: Data,
@@ -355,7 +366,7 @@ def evaluate(
     """Evaluate checkpoints, state dicts or modules on data, each at its own widths."""
     from fedmerge.merging.evaluations import EvaluationOptions, evaluate
 
-    sources, names = listed(models)
+    sources, names = listed(models, "models")
     return evaluate(
         sources,
         data,
@@ -367,6 +378,7 @@ def evaluate(
     )
 
 
+@checked
 def compare(
     clients: Clients,
     data: Data,
@@ -409,6 +421,7 @@ def compare(
     )
 
 
+@checked
 def verify(
     path: str | Path,
     clients: Sequence[str | Path] = (),
@@ -429,6 +442,7 @@ def verify(
     return verify(path, clients, model=code, allow_global=allow_global, progress=hear)
 
 
+@checked
 def export(
     merged: str | Path,
     output: str | Path,
@@ -444,6 +458,7 @@ def export(
     return export(merged, _model_code(model), output, format=format, force=force)
 
 
+@checked
 def partition(
     data: str | Path,
     folder: str | Path,
@@ -460,10 +475,13 @@ def partition(
     return partition(data, folder, options, preparation=preparation, force=force)
 
 
+def _check_known(require: Requirement | None) -> None:
+    if require is not None:
+        check_value("require", require, one_of(*get_args(Requirement)))
+
+
 def _check_required(merge: Merge, require: Requirement | None) -> None:
-    if require not in (None, "better"):
-        raise UsageError(f"`require` is {require!r}, expected better")
-    if require == "better":
+    if require is not None:
         merge.check_better()
 
 

@@ -1,22 +1,21 @@
 """From text to values: the one decoder of everything in a file that is no tensor.
 
 Size, number of parts and depth are checked before a text is parsed, the schema while it is. What
-is wrong with a text is an error of the caller's choice, never an exception of a library. Options
-are checked by rules from here too.
+is wrong with a text is an error of the caller's choice, never an exception of a library.
 """
 
 from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, TypeVar
 
 import msgspec
 from msgspec import Meta
 
-from fedmerge.errors import FedmergeError, UsageError
+from fedmerge.errors import FedmergeError
 
 if TYPE_CHECKING:
     from yaml import Event
@@ -32,47 +31,6 @@ Digest: TypeAlias = Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]  # SHA-256
 
 
 FLOAT_DTYPES = ("float64", "float32", "float16", "bfloat16")
-
-Check: TypeAlias = Callable[[Any], bool]
-Rule: TypeAlias = tuple[Check, str]  # and what is expected, for messages
-
-LARGEST = 1e100  # of any number: sums and squares of such numbers stay finite
-
-
-def number(low: float, high: float = LARGEST) -> Check:
-    """Return whether a value is a number in a range, both ends included."""
-
-    def check(value: Any) -> bool:
-        return isinstance(value, int | float) and type(value) is not bool and low <= value <= high
-
-    return check
-
-
-def positive(value: Any) -> bool:
-    """Return whether a value is a number above 0."""
-    return number(0)(value) and value > 0
-
-
-def whole(low: int, high: float = LARGEST) -> Check:
-    """Return whether a value is a whole number in a range, both ends included."""
-    return lambda value: type(value) is int and low <= value <= high
-
-
-def one_of(*choices: str) -> Rule:
-    """Return the rule that a value is one of these words."""
-    return lambda value: value in choices, " or ".join(choices)
-
-
-def check_rules(
-    values: Mapping[str, Any], rules: Mapping[str, Rule], names: Mapping[str, str] | None = None
-) -> None:
-    """Refuse the first value that breaks its rule; `names` are those of options, None no value."""
-    for field, (is_valid, expected) in rules.items():
-        value = values[field]
-        if value is not None and not is_valid(value):
-            name = (names or {}).get(field, field)
-            raise UsageError(f"`{name}` is {value!r}, expected {expected}")
-
 
 Fail: TypeAlias = Callable[[str], FedmergeError]  # from the reason, without a file's name
 _Value = TypeVar("_Value")

@@ -37,9 +37,6 @@ def changed_match_options(
 ) -> tuple[MatchOptions, ProbeOptions]:
     """Return the options of a merge and those of its probes with changes by keyword."""
     of_probes = {_PROBE_FIELDS[name]: v for name, v in changes.items() if name in _PROBE_FIELDS}
-    for name in {"mean", "std"} & of_probes.keys():
-        if isinstance(of_probes[name], int | float):
-            of_probes[name] = (float(of_probes[name]),)
     others = {name: value for name, value in changes.items() if name not in _PROBE_FIELDS}
     return (
         changed(options or MatchOptions(), others, also=_PROBE_FIELDS),

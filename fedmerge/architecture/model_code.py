@@ -38,6 +38,7 @@ from fedmerge.user_code import (
     state_of,
     user_code,
 )
+from fedmerge.values.argument_rules import Rule, check_options, each, whole
 from fedmerge.values.arrays import IntArray
 from fedmerge.values.clients import name_difference
 from fedmerge.values.plans import Norm, Plan
@@ -66,6 +67,9 @@ class ModelCode:
     input_shapes: tuple[tuple[int, ...], ...] = ()  # with the batch; none: from the first layer
     input_dtypes: tuple[str, ...] = ()  # of the first inputs
     state: tuple[tuple[int, int], ...] = ()  # forward's arguments that are outputs of the last call
+
+    def __post_init__(self) -> None:
+        check_options(self, _RULES)
 
     def build(self) -> nn.Module:
         """Return the model as the user's code makes it; of a module, a copy."""
@@ -120,10 +124,32 @@ class ModelCode:
         return tuple(inputs)
 
 
+def _is_code(value: Any) -> bool:
+    return isinstance(value, str | nn.Module) or callable(value)
+
+
+def _is_pair(value: Any) -> bool:
+    return each(whole(0))(value) and len(value) == 2
+
+
+_CODE = "a class, a function, a module or a reference"
+_RULES: Mapping[str, Rule] = {
+    "factory": (_is_code, _CODE),
+    "arguments": (
+        lambda value: isinstance(value, Mapping) and all(isinstance(name, str) for name in value),
+        "values by name",
+    ),
+    "input_shapes": (
+        each(each(whole(1))),
+        "a list of shapes with their batch, e.g. [(1, 3, 32, 32)]",
+    ),
+    "state": (each(_is_pair), "pairs (argument, output), both counted from 0"),
+}
+
 Model: TypeAlias = ModelCode | str | Factory | nn.Module
 
 
-def as_model_code(model: Model) -> ModelCode:
+def as_model_code(model: Model, argument: str = "model") -> ModelCode:
     """Return the code that a user means: a reference, a class, a function or a module."""
     if isinstance(model, ModelCode):
         return model
@@ -132,8 +158,8 @@ def as_model_code(model: Model) -> ModelCode:
     if isinstance(model, nn.Module) or callable(model):
         return ModelCode(model)
     raise UsageError(
-        f"`model` is {type(model).__name__}, expected a class, a function, a module or a reference",
-        'give what builds the model, e.g. model=Net, or model="net.py:Net"',
+        f"`{argument}` is {type(model).__name__}, expected {_CODE}",
+        f'give what builds the model, e.g. {argument}=Net, or {argument}="net.py:Net"',
     )
 
 

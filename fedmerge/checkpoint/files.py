@@ -13,6 +13,7 @@ from typing import Literal, TypeAlias
 
 from fedmerge.decoding import shortened
 from fedmerge.errors import CheckpointError
+from fedmerge.values.argument_rules import check_options, one_of
 from fedmerge.values.clients import Program
 
 
@@ -225,6 +226,9 @@ class ReadOptions:
     key: str | None = None  # dotted path of the state dict, e.g. "nets.G"; "." is the top level
     weights: Literal["raw", "ema"] | None = None  # None: raw if there, else the EMA copy
     allow_globals: tuple[str, ...] = ()  # "package.Class", whose objects are kept, inert
+
+    def __post_init__(self) -> None:
+        check_options(self, {"weights": one_of("raw", "ema")})
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,8 @@ from fedmerge.federated.fedma import FedMA, matching_rounds
 from fedmerge.federated.inputs import ShardEntry, output_class_counts
 from fedmerge.federated.options import RetrainOptions
 from fedmerge.merging.averages import Averaging, averaging_for
+from fedmerge.merging.options import Init
 from fedmerge.merging.options import Method as MergeMethod
-from fedmerge.merging.record_schema import Init
 from fedmerge.merging.session import Session
 from fedmerge.values.arrays import Array
 from fedmerge.values.clients import Client

@@ -35,8 +35,7 @@ from fedmerge.matching import GroupMatching
 from fedmerge.matching.features import Placement
 from fedmerge.merging.averages import Averaging, average_tensor
 from fedmerge.merging.by_weights import bisect, is_same, match_group
-from fedmerge.merging.merge_record import rounded
-from fedmerge.merging.record_schema import GroupEntry
+from fedmerge.merging.record_schema import GroupEntry, rounded
 from fedmerge.merging.session import Session
 from fedmerge.training import Stage
 from fedmerge.values.arrays import Array

@@ -4,17 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
-from fedmerge.decoding import Rule, check_rules, number, one_of, positive, whole
 from fedmerge.errors import UsageError
-from fedmerge.merging.options import MatchOptions
-from fedmerge.values.option_fields import option
+from fedmerge.merging.options import Init, MatchOptions, RetrainMethod
+from fedmerge.values.argument_rules import (
+    Rule,
+    check_options,
+    from_one,
+    number,
+    one_of,
+    positive,
+    whole,
+)
+from fedmerge.values.option_fields import name_of, option, words_in
 from fedmerge.values.run_settings import RetryPolicy, TrainSettings, default_settings
 
 if TYPE_CHECKING:  # the help of commands comes from here, which has to be quick
     from fedmerge.engines import Engine
-    from fedmerge.merging.record_schema import Init, RetrainMethod
     from fedmerge.training import Preparation
 
 DEFAULT_ROUNDS = 10  # of fedavg and fedprox
@@ -31,7 +38,7 @@ class RetrainOptions:
     """
 
     method: RetrainMethod = option(
-        "Match layer by layer, or average whole models", "fedma", values="fedma|fedavg|fedprox"
+        "Match layer by layer, or average whole models", "fedma", values=words_in(RetrainMethod)
     )
     passes: int = option(
         "How often fedma goes through all layers; more than 1 is with communication",
@@ -42,7 +49,7 @@ class RetrainOptions:
     mu: float = option("Proximal weight of fedprox", PAPER_MU, values="X")
     init: Init | None = option(
         "How models begin without checkpoints: each by itself, or all alike",
-        values="independent|shared",
+        values=words_in(Init),
         unset="independent; shared for fedavg and fedprox",
     )
     init_epochs: int | None = option(
@@ -60,7 +67,7 @@ class RetrainOptions:
     matching: MatchOptions = field(default_factory=MatchOptions)
 
     def __post_init__(self) -> None:
-        check_rules(vars(self), _RULES)
+        check_options(self, _RULES)
         if self.training is None:
             object.__setattr__(self, "training", default_settings(self.task))
         if self.init is None:
@@ -124,15 +131,14 @@ def _no_preparation() -> Preparation:
     return Preparation()
 
 
-_FROM_ONE: Rule = (whole(1), "a whole number from 1")
 _SOME: Rule = (whole(1, MOST_ROUNDS), f"a whole number from 1 to {MOST_ROUNDS:,}")
 _RULES: Mapping[str, Rule] = {
-    "method": one_of("fedma", "fedavg", "fedprox"),
+    "method": one_of(*get_args(RetrainMethod)),
     "passes": _SOME,
     "rounds": _SOME,
     "mu": (number(0), "a number from 0"),
-    "init": one_of("independent", "shared"),
-    "init_epochs": _FROM_ONE,
+    "init": one_of(*get_args(Init)),
+    "init_epochs": from_one(),
 }
 
 
@@ -146,7 +152,7 @@ class Running:
     engine: EngineName = option(
         "Train clients one by one here, in processes, or over a Ray cluster",
         "local",
-        values="local|processes|ray",
+        values=words_in(EngineName),
     )
     workers: int | None = option(
         "Processes", values="N", unset="one per GPU, else as the cores allow"
@@ -171,7 +177,7 @@ class Running:
     policy: RetryPolicy = field(default_factory=RetryPolicy)
 
     def __post_init__(self) -> None:
-        check_rules({**vars(self), **vars(self.policy)}, _RUNNING_RULES, _OPTION_NAMES)
+        check_options(self, _RUNNING_RULES)
         if self.engine == "ray":
             from fedmerge.engines import check_installed
 
@@ -199,7 +205,7 @@ def running_options(given: Mapping[str, Any]) -> Running:
     """Return how a run is carried out from a command line's values; None: not given."""
     asked = {name: value for name, value in given.items() if value is not None}
     own = {f.name: asked[f.name] for f in fields(Running) if f.name in asked}
-    names = {f.name: _OPTION_NAMES.get(f.name, f.name) for f in fields(RetryPolicy)}
+    names = {f.name: name_of(f) for f in fields(RetryPolicy)}
     policy = {name: asked[option] for name, option in names.items() if option in asked}
     return Running(**own, policy=RetryPolicy(**policy))
 
@@ -247,7 +253,7 @@ def _device_on_nodes(running: Running) -> str:
 def _is_address(value: Any) -> bool:
     from fedmerge.engines import is_address
 
-    return is_address(value)
+    return isinstance(value, str) and is_address(value)
 
 
 def _is_gpu_share(value: Any) -> bool:
@@ -261,17 +267,13 @@ _ENGINES: Mapping[EngineName, Callable[[Running, Sequence[str]], Engine]] = {
 }
 
 
-_OPTION_NAMES = {"timeout": "client_timeout"}
 _RUNNING_RULES: Mapping[str, Rule] = {
     "engine": one_of(*_ENGINES),
-    "workers": (whole(1), "a whole number from 1"),
+    "workers": from_one(),
     "address": (_is_address, "HOST:PORT or auto"),
     "cpus_per_client": (positive, "a positive number"),
     "gpus_per_client": (_is_gpu_share, "a fraction of one or a whole number"),
-    "threads_per_client": (whole(1), "a whole number from 1"),
-    "retries": (whole(0), "a whole number from 0"),
-    "min_clients": (whole(1), "a whole number from 1"),
-    "timeout": (positive, "a positive number of seconds"),
+    "threads_per_client": from_one(),
 }
 
 
@@ -295,6 +297,7 @@ class PartitionOptions:
     seed: int = option("Seed of the split", 0, values="N")
 
     def __post_init__(self) -> None:
+        check_options(self, _PARTITION_RULES)
         ways = [self.dirichlet is not None, self.homogeneous, self.by is not None]
         if sum(ways) != 1:
             raise UsageError(
@@ -307,10 +310,11 @@ class PartitionOptions:
                 if self.by is None
                 else "`clients` and `by` exclude each other: the column's values are the clients"
             )
-        for name, value, least in (
-            ("`clients`", self.clients, 2),
-            ("`min_samples`", self.min_samples, 1),
-            ("`seed`", self.seed, 0),
-        ):
-            if value is not None and value < least:
-                raise UsageError(f"{name} is {value}, expected a whole number from {least}")
+
+
+_PARTITION_RULES: Mapping[str, Rule] = {
+    "clients": (whole(2), "a whole number from 2"),
+    "dirichlet": (positive, "a positive number"),
+    "min_samples": from_one(),
+    "seed": (whole(0), "a whole number from 0"),
+}

@@ -26,7 +26,6 @@ from .merge_record import (
     file_beside as file_beside,
     group_entry as group_entry,
     record_from_json as record_from_json,
-    rounded as rounded,
 )
 from .methods import merge_session as merge_session
 from .options import MatchOptions as MatchOptions, option_name as option_name
@@ -57,7 +56,7 @@ from .refinement import (
     refinement_loss as refinement_loss,
     started_from as started_from,
 )
-from .record_schema import GroupEntry as GroupEntry, SourceEntry as SourceEntry
+from .record_schema import GroupEntry as GroupEntry, SourceEntry as SourceEntry, rounded as rounded
 from .result import Merge as Merge, Solution as Solution
 from .session import Session as Session, prepare as prepare
 from .verification import verify as verify

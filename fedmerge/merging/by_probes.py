@@ -77,7 +77,8 @@ def choose_merge(
         *matched_candidates(answers, matched, leads, responses.steady, progress),
     ]
     chosen = preferred_candidate(candidates, answers, by_weights)
-    others, notes = [], []
+    others: list[Candidate] = []
+    notes: list[str] = []
     if not is_settled(chosen, by_weights):
         others, notes = _refined(answers, chosen, progress)
         others += client_candidates(answers, matched)

@@ -30,7 +30,7 @@ State: TypeAlias = Mapping[str, torch.Tensor]
 _COMPARE_HINT = "all clients must share one architecture; compare them with `fedmerge inspect`"
 
 
-def listed(clients: Any) -> tuple[list[Source], list[str] | None]:
+def listed(clients: Any, argument: str = "clients") -> tuple[list[Source], list[str] | None]:
     """Return clients in a list, and their names where they have any."""
     if isinstance(clients, Mapping):
         named: dict[str, Any] = {str(name): value for name, value in clients.items()}
@@ -39,9 +39,9 @@ def listed(clients: Any) -> tuple[list[Source], list[str] | None]:
         return list(named.values()), list(named)
     if isinstance(clients, str | Path | torch.nn.Module):
         return [clients], None
-    if not isinstance(clients, Iterable):
+    if not isinstance(clients, Iterable) or isinstance(clients, torch.Tensor):
         raise UsageError(
-            f"`clients` is {type(clients).__name__}, expected paths, state dicts or modules"
+            f"`{argument}` is {type(clients).__name__}, expected paths, state dicts or modules"
         )
     return list(clients), None
 

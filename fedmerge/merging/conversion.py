@@ -13,9 +13,12 @@ from fedmerge.checkpoint import (
     parse_size,
     write_model,
 )
+from fedmerge.decoding import FLOAT_DTYPES
+from fedmerge.values.argument_rules import check_value, checked, one_of
 from fedmerge.values.clients import TensorInfo
 
 
+@checked
 def convert(
     path: str | Path,
     output: str | Path,
@@ -29,6 +32,8 @@ def convert(
 
     With `shard_size` (bytes, or text such as "2GB"), to safetensors shards and their index.
     """
+    if dtype is not None:
+        check_value("dtype", dtype, one_of(*FLOAT_DTYPES))
     path, output = Path(path), Path(output)
     most = parse_size(shard_size)
     check_output(output, inputs=[path], force=force, sharded=most is not None)

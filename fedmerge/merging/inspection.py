@@ -10,6 +10,7 @@ from fedmerge.architecture import ChainOptions, classify, plan_chain
 from fedmerge.checkpoint import Checkpoint, ReadOptions, client_names, expand_paths, open_checkpoint
 from fedmerge.errors import FedmergeError
 from fedmerge.merging.client_sources import first_difference
+from fedmerge.values.argument_rules import checked
 from fedmerge.values.clients import TensorInfo
 from fedmerge.values.plans import Plan
 
@@ -38,6 +39,7 @@ class Inspection:
     difference: str | None = None  # from the first file that was opened
 
 
+@checked
 def inspect(
     arguments: Sequence[str | Path], reading: ReadOptions, chain: ChainOptions
 ) -> list[Inspection]:

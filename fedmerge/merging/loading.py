@@ -15,10 +15,12 @@ from fedmerge.errors import ArchitectureError, UsageError
 from fedmerge.merging.result import Merge
 from fedmerge.private_torch import ConvLayer
 from fedmerge.user_code import load_state, parts_of
+from fedmerge.values.argument_rules import checked
 
 Module = TypeVar("Module", bound=nn.Module)
 
 
+@checked
 def load_model(
     build: Callable[[], Module] | Module,
     source: str | Path | Merge | Mapping[str, Tensor],
@@ -30,7 +32,7 @@ def load_model(
     `build` returns the model at its usual widths, or is one, which is copied; the source alone (a
     file, a merge or a state dict) says how wide it is now.
     """
-    code = as_model_code(build)
+    code = as_model_code(build, "build")
     return cast("Module", load_checkpoint(code.build, _opened(source, options or ReadOptions())))
 
 

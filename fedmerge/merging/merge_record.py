@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from itertools import chain
@@ -24,10 +23,9 @@ from fedmerge.merging.record_schema import (
     RecordedRounds,
     RecordFile,
     RetrainEntry,
-    Similarities,
     SourceEntry,
 )
-from fedmerge.values.arrays import Float64Array, IntArray
+from fedmerge.values.arrays import IntArray
 from fedmerge.values.plans import Plan
 
 REPLAYED = frozenset(option.name for option in fields(RecordedOptions))
@@ -113,7 +111,6 @@ def _inner(part: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     return value if isinstance(value, Mapping) else {}
 
 
-DIGITS = 4  # of cosines: more would only say how products were rounded
 _AGAIN = "merge again from the clients"
 
 
@@ -133,12 +130,6 @@ class MergeRecord:
     fitted: frozenset[str]  # tensors that don't either: they depend on the probes
     probes: ProbesEntry | None = None
     rounds: RecordedRounds | None = None  # the options of a run in rounds
-
-
-def source_entry(client: Checkpoint) -> SourceEntry:
-    """Return what the record says of a client."""
-    file = client.path.name if client.path else ""
-    return SourceEntry(client.name, file, client.sha256(), client.size)
 
 
 def record_from_json(value: Any, *, source: str) -> MergeRecord:
@@ -193,14 +184,6 @@ def _file_names(file: RecordFile) -> Iterator[str]:
     yield from (source.file for source in file.sources if source.file)
     if file.probes is not None and file.probes.data is not None:
         yield file.probes.data
-
-
-def rounded(similarities: Sequence[Float64Array]) -> Similarities:
-    """Return cosines per client (units,) as the record keeps them."""
-    return tuple(
-        tuple(None if math.isnan(cosine) else round(cosine, DIGITS) for cosine in own.tolist())
-        for own in similarities
-    )
 
 
 def group_entry(value: Mapping[str, Any]) -> GroupEntry:

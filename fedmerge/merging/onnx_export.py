@@ -20,7 +20,7 @@ from fedmerge.errors import ArchitectureError, UsageError, UserCodeError
 from fedmerge.merging.loading import load_model
 from fedmerge.merging.output_differences import relative_difference
 from fedmerge.private_torch import map_leaves
-from fedmerge.user_code import user_code
+from fedmerge.user_code import own_code, user_code
 
 _FAILED = "torch can't export the model"
 TOLERANCE = 1e-4  # of float32 outputs, relative to the largest
@@ -104,7 +104,13 @@ def _write_pt2(model: nn.Module, inputs: Inputs, shapes: Shapes, path: Path) -> 
         warnings.simplefilter("ignore")  # torch's own about the model's attributes
         torch.export.save(torch.export.export(model, inputs, dynamic_shapes=shapes), path)
     program = torch.export.load(path).module()
-    return lambda values: [tensor.detach() for tensor in tensors_in(program(*values))]
+
+    def run(values: Inputs) -> list[torch.Tensor]:
+        outputs = program(*values)
+        with own_code():
+            return [tensor.detach() for tensor in tensors_in(outputs)]
+
+    return run
 
 
 def _write_onnx(model: nn.Module, inputs: Inputs, shapes: Shapes, path: Path) -> Run:
@@ -130,8 +136,11 @@ def _write_onnx(model: nn.Module, inputs: Inputs, shapes: Shapes, path: Path) ->
     names = [entry.name for entry in session.get_inputs()]
 
     def run(values: Inputs) -> list[torch.Tensor]:
-        feed = {name: value.numpy() for name, value in zip(names, values, strict=True)}
-        return [torch.from_numpy(array) for array in session.run(None, feed)]
+        with own_code():
+            feed = {name: value.numpy() for name, value in zip(names, values, strict=True)}
+        outputs = session.run(None, feed)
+        with own_code():
+            return [torch.from_numpy(array) for array in outputs]
 
     return run
 

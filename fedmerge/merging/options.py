@@ -4,11 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
-from fedmerge.decoding import FLOAT_DTYPES, Rule, check_rules, number, one_of, positive, whole
+from fedmerge.decoding import FLOAT_DTYPES
 from fedmerge.errors import UsageError
-from fedmerge.values.option_fields import option
+from fedmerge.values.argument_rules import (
+    Rule,
+    check_options,
+    each,
+    from_one,
+    number,
+    one_of,
+    positive,
+    whole,
+)
+from fedmerge.values.option_fields import option, words_in
 from fedmerge.values.run_settings import EVALUATION_BATCH
 
 if TYPE_CHECKING:  # the help of commands comes from here, which has to be quick
@@ -19,6 +29,8 @@ if TYPE_CHECKING:  # the help of commands comes from here, which has to be quick
 
 Method: TypeAlias = Literal["fedma", "average", "ensemble"]
 Preset: TypeAlias = Literal["paper"]
+RetrainMethod: TypeAlias = Literal["fedma", "fedavg", "fedprox"]
+Init: TypeAlias = Literal["independent", "shared"]  # how models begin without checkpoints
 Solver: TypeAlias = Literal["auto", "scipy", "lapjv", "lapsolver"]
 Effort: TypeAlias = Literal["fast", "normal", "thorough"]
 
@@ -48,7 +60,7 @@ class RecordedOptions:
         "Match units, average element by element, or set clients side by side, which is exactly "
         "their ensemble",
         "fedma",
-        values="fedma|average|ensemble",
+        values=words_in(Method),
     )
     preset: Preset | None = option("The settings of the paper's own code", values="paper")
     match_threshold: float | None = option(
@@ -78,7 +90,7 @@ class RecordedOptions:
     effort: Effort | None = option(
         "How long the merge is refined on changed probes, without labels, to answer as the "
         "clients' ensemble does: not at all, for some hundred steps, or until it stops helping",
-        values="fast|normal|thorough",
+        values=words_in(Effort),
         unset="normal",
     )
     gamma: float | None = option("How readily new units appear", values="X", unset="1")
@@ -100,7 +112,7 @@ class RecordedOptions:
         unset=f"{DEFAULT_REFINE}; 0 with preset",
     )
     seed: int = option("Seed of the sweeps' order, and of training", 0, values="N")
-    solver: Solver = option("Assignment solver", "auto", values="auto|scipy|lapjv|lapsolver")
+    solver: Solver = option("Assignment solver", "auto", values=words_in(Solver))
     tie_breaker: float = option(
         "Weight of outgoing weights in telling equal units apart", 1e-3, values="X"
     )
@@ -144,7 +156,9 @@ class RecordedOptions:
     )
 
     def __post_init__(self) -> None:
-        check_rules(vars(self), _RULES)
+        if isinstance(self.keep, str):  # one pattern
+            object.__setattr__(self, "keep", (self.keep,))
+        check_options(self, _RULES)
         _check_dials(self)
 
     @property
@@ -312,22 +326,30 @@ def _counts(value: Any) -> bool:
     )
 
 
+def _is_word(value: Any, word: str) -> bool:
+    return isinstance(value, str) and value == word
+
+
+def _is_pattern(value: Any) -> bool:
+    return isinstance(value, str) and len(value) <= MOST_PATTERNS
+
+
 _REPEATED: Rule = (whole(0, MOST_SWEEPS), f"a whole number from 0 to {MOST_SWEEPS:,}")
 _RULES: Mapping[str, Rule] = {
-    "method": one_of("fedma", "average", "ensemble"),
+    "method": one_of(*get_args(Method)),
     "max_params": (whole(1), "a whole number from 1"),
     "merge_units": one_of("mean", "fit"),
-    "effort": one_of("fast", "normal", "thorough"),
+    "effort": one_of(*get_args(Effort)),
     "preset": one_of("paper"),
     "match_threshold": (lambda t: positive(t) and t <= 1, "a number above 0 and up to 1"),
-    "max_growth": (lambda g: g == "none" or number(1)(g), "a number from 1, or none"),
+    "max_growth": (lambda g: _is_word(g, "none") or number(1)(g), "a number from 1, or none"),
     "gamma": (positive, "a positive number"),
     "sigma": (positive, "a positive variance"),
     "sigma0": (positive, "a positive variance"),
     "sweeps": _REPEATED,
     "refine": _REPEATED,
     "seed": (whole(0), "a whole number from 0"),
-    "solver": one_of("auto", "scipy", "lapjv", "lapsolver"),
+    "solver": one_of(*get_args(Solver)),
     "tie_breaker": (number(0, 1), "a number from 0 to 1"),
     "client_weight": (
         lambda w: isinstance(w, Mapping) and all(map(positive, w.values())),
@@ -335,7 +357,7 @@ _RULES: Mapping[str, Rule] = {
     ),
     "class_counts": (_counts, '{"name": [count per class, …]}, no count negative'),
     "keep": (
-        lambda k: len(k) <= MOST_PATTERNS and all(len(pattern) <= MOST_PATTERNS for pattern in k),
+        lambda k: each(_is_pattern)(k) and len(k) <= MOST_PATTERNS,
         f"at most {MOST_PATTERNS:,} patterns, each as long",
     ),
     "dtype": one_of(*FLOAT_DTYPES),
@@ -374,8 +396,7 @@ class EvaluationOptions:
     device: str = "cpu"
 
     def __post_init__(self) -> None:
-        if self.batch_size < 1:
-            raise UsageError(f"`batch_size` is {self.batch_size}, expected a whole number from 1")
+        check_options(self, {"batch_size": from_one()})
 
 
 def _no_preparation() -> Preparation:

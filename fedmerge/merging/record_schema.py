@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Annotated, Any, Final, Literal, TypeAlias
@@ -10,7 +11,9 @@ from msgspec import UNSET, Meta, UnsetType
 
 from fedmerge.architecture.plan_json import JsonPlan
 from fedmerge.decoding import Cosine, Count, Digest, Name, Number, Place, Share
-from fedmerge.merging.options import RecordedOptions
+from fedmerge.merging.options import Init, RecordedOptions, RetrainMethod
+from fedmerge.probes.options import Source
+from fedmerge.values.arrays import Float64Array
 
 WHY_MISSING = {  # as records say it → as people do
     "app": "its data or its training failed",
@@ -55,10 +58,16 @@ class RoundEntry:
 FORMAT: Final = 1
 SCHEMA: Final = 1
 
-RetrainMethod: TypeAlias = Literal["fedma", "fedavg", "fedprox"]
-Init: TypeAlias = Literal["independent", "shared"]
-ProbeSource: TypeAlias = Literal["noise", "synthetic", "none"]
 Similarities: TypeAlias = tuple[tuple[Cosine | None, ...], ...]  # None: a unit without fellows
+DIGITS = 4  # of cosines: more would only say how products were rounded
+
+
+def rounded(similarities: Sequence[Float64Array]) -> Similarities:
+    """Return cosines per client (units,) as the record keeps them."""
+    return tuple(
+        tuple(None if math.isnan(cosine) else round(cosine, DIGITS) for cosine in own.tolist())
+        for own in similarities
+    )
 
 
 @dataclass(frozen=True)
@@ -162,7 +171,7 @@ class PreparationEntry:
 class ProbesEntry:
     """What was said of probes; a file of real inputs by its name without folders."""
 
-    source: ProbeSource | None
+    source: Source | None
     data: str | None
     count: Count | None
     mean: tuple[float, ...]

@@ -20,9 +20,8 @@ from fedmerge.errors import ArchitectureError, QualityError, UsageError
 from fedmerge.matching import GroupMatching
 from fedmerge.matching.features import Placement, place_tensor
 from fedmerge.merging.averages import MOST_NAMES, average_tensor
-from fedmerge.merging.merge_record import rounded, source_entry
 from fedmerge.merging.options import Dials, MatchOptions, options_to_json
-from fedmerge.merging.record_schema import FORMAT, SCHEMA, GroupEntry, SourceEntry
+from fedmerge.merging.record_schema import FORMAT, SCHEMA, GroupEntry, SourceEntry, rounded
 from fedmerge.merging.session import Session
 from fedmerge.notebook import html_table
 from fedmerge.values.arrays import Array, IntArray
@@ -150,7 +149,7 @@ class Merge:
     def sources(self) -> list[SourceEntry]:
         """What the record says of the clients; their files are read once for it."""
         with ThreadPoolExecutor(torch.get_num_threads()) as threads:
-            return list(threads.map(source_entry, self.clients))
+            return list(threads.map(_source, self.clients))
 
     @cached_property
     def tensors(self) -> dict[str, TensorInfo]:
@@ -385,6 +384,11 @@ _OF_THE_MATCH = (
     *("preset", "match_threshold", "max_growth", "max_params", "gamma", "sigma", "sigma0"),
     *("merge_units", "lead"),
 )
+
+
+def _source(client: Checkpoint) -> SourceEntry:
+    file = client.path.name if client.path else ""
+    return SourceEntry(client.name, file, client.sha256(), client.size)
 
 
 def _entry(name: str, matching: GroupMatching, width: int) -> GroupEntry:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
 from fedmerge.errors import UsageError
-from fedmerge.values.option_fields import option
+from fedmerge.values.argument_rules import Rule, check_options, each, number, one_of, whole
+from fedmerge.values.option_fields import option, words_in
 
 if TYPE_CHECKING:
     from fedmerge.training import Preparation
@@ -16,11 +18,13 @@ if TYPE_CHECKING:
 IN_MEMORY = "in memory"  # what a record calls data that are no file
 
 Source: TypeAlias = Literal["noise", "synthetic", "none"]
+Change: TypeAlias = Literal["none", "views", "flips", "mixtures", "pastes", "replacements"]
+
+CHANGES: tuple[str, ...] = get_args(Change)  # of probes
 
 DEFAULT_COUNT = 1000
 FEWEST, MOST = 10, 100_000  # probes; all are made at once
 LARGEST = 1e6  # of noise: squares of what nets make of it are finite
-CHANGES = ("none", "views", "flips", "mixtures", "pastes", "replacements")  # of probes
 _STANDARD = ((0.0,), (1.0,))  # mean and deviation of noise
 
 
@@ -31,7 +35,7 @@ class ProbeOptions:
     source: Source | None = option(
         "Inputs on which units are compared: noise, made from the clients, or none, for weights "
         "alone",
-        values="noise|synthetic|none",
+        values=words_in(Source),
         unset="synthetic; noise for costly models",
         name="probe",
     )
@@ -63,29 +67,21 @@ class ProbeOptions:
     augment: tuple[str, ...] = option(
         "How probes are changed to refine and to judge merges; repeatable",
         (),
-        values="none|views|flips|mixtures|pastes|replacements",
+        values=words_in(Change),
         unset="what suits the input",
     )
     preparation: Preparation | None = None  # of the file's arrays
 
     def __post_init__(self) -> None:
-        if self.source not in (None, "noise", "synthetic", "none"):
-            raise UsageError(f"`probe` is {self.source!r}, expected noise, synthetic or none")
-        unknown = [name for name in self.augment if name not in CHANGES]
-        if unknown:
-            raise UsageError(f"`augment` is {unknown[0]!r}, expected some of {', '.join(CHANGES)}")
+        for name in ("mean", "std"):  # one number for all channels
+            value = getattr(self, name)
+            if isinstance(value, int | float):
+                object.__setattr__(self, name, (float(value),))
+        check_options(self, _RULES)
         if self.data is not None and self.source is not None:
             raise UsageError("`probe_data` and `probe` exclude each other")
         if self.data is not None and (self.mean, self.std) != _STANDARD:
             raise UsageError("`probe_mean` and `probe_std` are for noise, not for `probe_data`")
-        if self.count is not None and not FEWEST <= self.count <= MOST:
-            raise UsageError(f"`probe_count` is {self.count}, expected {FEWEST} to {MOST:,}")
-        if not all(abs(value) <= LARGEST for value in (*self.mean, *self.std)):  # nor NaN
-            raise UsageError(
-                f"`probe_mean` and `probe_std` have to be finite, at most {LARGEST:,.0f}"
-            )
-        if any(deviation <= 0 for deviation in self.std):
-            raise UsageError("`probe_std` has to be above 0")
         if self.source == "none" and self.asked_for:
             raise UsageError("`probe=none` takes no other options of probes")
 
@@ -93,7 +89,7 @@ class ProbeOptions:
     def asked_for(self) -> tuple[str, ...]:
         """What the user said, as messages name it, that needs a model which can be run."""
         said = {
-            "`probe`": self.source in ("noise", "synthetic"),
+            "`probe`": self.source not in (None, "none"),
             "`probe_data`": self.data is not None,
             "`probe_count`": self.count is not None,
             "`probe_mean`": self.mean != _STANDARD[0],
@@ -109,3 +105,16 @@ class ProbeOptions:
         if isinstance(self.data, str | Path):
             file = Path(self.data).name
         return {**vars(self), "data": file, "augment": list(self.augment), "preparation": prepared}
+
+
+def _is_deviation(value: Any) -> bool:
+    return number(0, LARGEST)(value) and value > 0
+
+
+_RULES: Mapping[str, Rule] = {
+    "source": one_of(*get_args(Source)),
+    "augment": (each(lambda name: name in CHANGES), f"some of {', '.join(CHANGES)}"),
+    "count": (whole(FEWEST, MOST), f"a whole number from {FEWEST} to {MOST:,}"),
+    "mean": (each(number(-LARGEST, LARGEST)), f"finite numbers, at most {LARGEST:,.0f}"),
+    "std": (each(_is_deviation), f"finite numbers above 0, at most {LARGEST:,.0f}"),
+}

@@ -151,8 +151,9 @@ def _source(clients: ProbedClients) -> str:
     options = clients.options
     if options.data is not None:
         return "data"
-    is_costly = clients.work * clients.count * STEPS > SYNTHETIC_WORK
-    if options.source == "noise" or (options.source is None and is_costly):
+    if options.source not in (None, SYNTHETIC):
+        return options.source
+    if options.source is None and clients.work * clients.count * STEPS > SYNTHETIC_WORK:
         return "noise"
     if is_language_model(clients.outputs, clients.like, tokens=clients.tokens):
         return "text"

@@ -28,6 +28,7 @@ from fedmerge.report.sections import (
     short_names,
     verdict,
 )
+from fedmerge.values.argument_rules import checked
 from fedmerge.values.wording import Progress, silent
 
 if TYPE_CHECKING:
@@ -62,6 +63,7 @@ class ReportFile:
         }
 
 
+@checked
 def write_report(
     merged: str | Path,
     output: str | Path,

@@ -24,6 +24,7 @@ from fedmerge.report.sections import CONVOLUTION, is_convolution
 from fedmerge.training import Preparation
 from fedmerge.training.samples import open_columns
 from fedmerge.user_code import own_code, parameters_of, run_model
+from fedmerge.values.argument_rules import check_options, whole
 from fedmerge.values.arrays import Array, IntArray
 from fedmerge.values.plans import Plan, Widths, axis_size, unit_positions
 
@@ -41,6 +42,10 @@ class ImageOptions:
     preparation: Preparation = field(default_factory=Preparation)
     groups: tuple[str, ...] = ()  # none: the first and the last convolutional one
     is_optional: bool = False  # nobody asked for it: where it can't be seen, the page says why
+
+    def __post_init__(self) -> None:
+        check_options(self, {"index": (whole(0), "a whole number from 0")})
+        object.__setattr__(self, "file", Path(self.file))
 
     @property
     def label(self) -> str:

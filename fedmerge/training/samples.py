@@ -15,6 +15,7 @@ from numpy.lib import format as npy
 
 from fedmerge.checkpoint import Rows, open_npz, open_tensors
 from fedmerge.errors import CheckpointError, TrainingError, UnsafeCheckpointError, UsageError
+from fedmerge.values.argument_rules import check_options
 from fedmerge.values.arrays import Array
 
 
@@ -106,6 +107,7 @@ class Preparation:
     channels_last: bool = False
 
     def __post_init__(self) -> None:
+        check_options(self)
         if len(self.mean) != len(self.std):
             raise UsageError(f"{len(self.mean)} means but {len(self.std)} deviations")
         if not np.isfinite([*self.mean, *self.std]).all() or any(s <= 0 for s in self.std):

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import MISSING, dataclass, field, fields
-from typing import Any
+from dataclasses import MISSING, Field, dataclass, field, fields
+from typing import Any, get_args
 
 _KEY = "described"
 
@@ -36,14 +36,29 @@ def option(
     return field(default=default, metadata=metadata)
 
 
+def words_in(choice: Any) -> str:
+    """Return the words of a `Literal` as help shows them.
+
+    >>> from typing import Literal
+    >>> words_in(Literal["local", "ray"])
+    'local|ray'
+    """
+    return "|".join(get_args(choice))
+
+
+def name_of(own: Field[Any]) -> str:
+    """Return the name by which users call a field."""
+    return own.metadata[_KEY][3] or own.name if _KEY in own.metadata else own.name
+
+
 def options_of(kind: type) -> Iterator[Described]:
     """Yield the options that a dataclass has among its fields."""
     for own in fields(kind):
         if _KEY in own.metadata:
-            help_text, values, unset, name = own.metadata[_KEY]
+            help_text, values, unset, _ = own.metadata[_KEY]
             annotation = str(own.type).removesuffix(" | None")
             default = unset or _in_words(own.default)
-            yield Described(name or own.name, help_text, values, default, annotation)
+            yield Described(name_of(own), help_text, values, default, annotation)
 
 
 def _in_words(default: Any) -> str:

@@ -6,8 +6,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias
 
-from fedmerge.decoding import Rule, number, whole
-from fedmerge.errors import UsageError
+from fedmerge.values.argument_rules import (
+    Rule,
+    check_options,
+    from_one,
+    number,
+    one_of,
+    positive,
+    whole,
+)
 from fedmerge.values.option_fields import option
 
 EVALUATION_BATCH = 256  # samples; changes the time and the memory, not the result
@@ -53,10 +60,7 @@ class TrainSettings:
     )
 
     def __post_init__(self) -> None:
-        for name, (is_valid, expected) in _RULES.items():
-            value = getattr(self, name)
-            if not is_valid(value):
-                raise UsageError(f"`{name}` is {value!r}, expected {expected}")
+        check_options(self, _RULES)
 
     def at(self, stage: Stage) -> TrainSettings:
         """Return the settings with rate, epochs and weight decay of a stage.
@@ -93,19 +97,18 @@ def _positive(value: Any) -> bool:
 
 
 _RULES: Mapping[str, Rule] = {
-    "optimizer": (lambda name: name in ("sgd", "adam"), "sgd or adam"),
+    "optimizer": one_of("sgd", "adam"),
     "learning_rate": (_positive, f"a positive number up to {LARGEST:g}"),
     "momentum": (lambda m: number(0, 1)(m) and m < 1, "a number from 0 to below 1"),
     "weight_decay": (number(0, LARGEST), "a number from 0"),
-    "epochs": (whole(1), "a whole number from 1"),
-    "batch_size": (whole(1), "a whole number from 1"),
+    "epochs": from_one(),
+    "batch_size": from_one(),
     "proximal": (number(0, LARGEST), "a number from 0"),
-    "clip_norm": (lambda norm: norm is None or _positive(norm), "a positive number"),
+    "clip_norm": (_positive, "a positive number"),
     "seed": (whole(0), "a whole number from 0"),
-    "mixed_precision": (lambda value: type(value) is bool, "true or false"),
     "partial_weight_decay": (number(0, LARGEST), "a number from 0"),
     "last_rate_factor": (_positive, "a positive number"),
-    "last_epochs_factor": (whole(1), "a whole number from 1"),
+    "last_epochs_factor": from_one(),
     "last_weight_decay": (number(0, LARGEST), "a number from 0"),
 }
 
@@ -121,3 +124,13 @@ class RetryPolicy:
         values="SECONDS",
         name="client_timeout",
     )
+
+    def __post_init__(self) -> None:
+        check_options(self, _POLICY_RULES)
+
+
+_POLICY_RULES: Mapping[str, Rule] = {
+    "retries": (whole(0), "a whole number from 0"),
+    "min_clients": from_one(),
+    "timeout": (positive, "a positive number of seconds"),
+}

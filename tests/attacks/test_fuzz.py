@@ -37,6 +37,7 @@ def test_damaged_checkpoints_keep_all_promises(seeds: list[Seed], tmp_path: Path
     assert found["hostile zip"].read < found["torch zip"].read  # negative control of mutations
 
 
+@pytest.mark.slow
 def test_other_damaged_files_keep_all_promises(seeds: list[Seed], tmp_path: Path) -> None:
     chosen = [seed for seed in seeds if not seed.is_checkpoint]
     found = fuzz(chosen, OTHERS, seed=1, keep=tmp_path / "broken", folder=tmp_path)

@@ -84,6 +84,7 @@ def test_cpu_time_and_memory_are_measured() -> None:
     assert cost_since(forget_peak()).memory < 50_000_000  # what was freed counts no more
 
 
+@pytest.mark.slow
 def test_a_warm_process_says_what_a_real_one_says(warm: WarmProcess, tmp_path: Path) -> None:
     write(tmp_path, program([LINEAR], result="h"))
     clients(tmp_path)

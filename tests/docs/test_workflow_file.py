@@ -109,11 +109,13 @@ def test_a_damaged_client_stops_the_job_at_once(repository: Path) -> None:
     assert run_steps(repository) == {CHECK: 1}
 
 
+@pytest.mark.slow
 def test_a_client_of_another_architecture_stops_the_job_at_once(repository: Path) -> None:
     torch.save(nn.Linear(6, 3).state_dict(), repository / "clients" / "c2.pt")
     assert run_steps(repository) == {CHECK: 3}
 
 
+@pytest.mark.slow
 def test_a_client_that_asks_for_code_stops_the_job_at_once(repository: Path) -> None:
     save_raw(Payload(repository / "ran"), repository / "clients" / "c2.pt")
     assert run_steps(repository) == {CHECK: 4}

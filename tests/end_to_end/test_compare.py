@@ -76,6 +76,7 @@ def test_permuted_copies_are_matched_without_loss(cli: Cli, tmp_path: Path) -> N
     assert accuracy["average"] < accuracy["own"] - 0.03
 
 
+@pytest.mark.slow
 def test_options_of_the_match_change_its_row_alone(cli: Cli, tmp_path: Path) -> None:
     files = digits.save_clients(tmp_path)
     command = ("compare", *files, *MODEL, "--data", digits.save_test(tmp_path), "--json")
@@ -101,6 +102,7 @@ def test_a_record_replays_its_match(cli: Cli, tmp_path: Path) -> None:
     assert rows["match"]["growth"] == rows["global"]["growth"] == pytest.approx(1.2, abs=0.1)
 
 
+@pytest.mark.slow
 def test_other_widths_leave_the_average_out_and_say_why(cli: Cli, tmp_path: Path) -> None:
     files = [
         digits.save(digits.client(1), tmp_path / "narrow.pt"),

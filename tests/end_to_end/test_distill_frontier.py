@@ -25,6 +25,7 @@ def asked(tmp_path: Path) -> list[object]:
     return ["match", *clients, "--model", MODEL, "--input-shape", "1,1,8,8", *probes]
 
 
+@pytest.mark.slow
 def test_a_distilled_merge_says_which_start_won_and_is_made_again_from_its_record(
     cli: Cli, asked: list[object], tmp_path: Path
 ) -> None:

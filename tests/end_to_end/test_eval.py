@@ -104,6 +104,7 @@ def test_wrong_commands_are_refused(cli: Cli, tmp_path: Path) -> None:
     assert outcome.json["error"]["exit_code"] == 1
 
 
+@pytest.mark.slow
 def test_a_models_file_and_data_file_suffice_as_a_process(tmp_path: Path) -> None:
     [file] = digits.save_clients(tmp_path, 1)
     data = digits.save_test(tmp_path)

@@ -65,7 +65,9 @@ def inside_index(record: Path, place: Path) -> Path:
     return place
 
 
-@pytest.mark.parametrize("part", ["options", "rounds", "top"])
+@pytest.mark.parametrize(
+    "part", ["options", *(pytest.param(p, marks=pytest.mark.slow) for p in ("rounds", "top"))]
+)
 def test_a_record_that_sets_what_only_a_command_line_may_is_refused(
     part: str, merged: Path, nets: list[Path], tmp_path: Path, cli: Cli
 ) -> None:
@@ -353,6 +355,7 @@ def test_mutated_records_end_in_one_line_and_a_code(
 
 
 @pytest.mark.parametrize("name", ["a plan", "class counts"])
+@pytest.mark.slow
 def test_mutated_plans_and_counts_end_in_one_line_and_a_code(
     name: str, nets: list[Path], tmp_path: Path, cli: Cli
 ) -> None:

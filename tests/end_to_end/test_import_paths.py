@@ -49,7 +49,7 @@ def installed(folder: Path, *arguments: object) -> subprocess.CompletedProcess[s
         ("net.py:build", "local"),
         pytest.param("net.py:build", "processes", marks=pytest.mark.slow),
         pytest.param("net:build", "local", marks=pytest.mark.slow),
-        ("net:build", "processes"),
+        pytest.param("net:build", "processes", marks=pytest.mark.slow),
         pytest.param("net:build", "ray", marks=[needs_ray, pytest.mark.slow]),
     ],
 )
@@ -62,6 +62,7 @@ def test_a_run_imports_what_its_model_needs_and_nothing_else(
     assert not (scene.folder / "canary").exists()
 
 
+@pytest.mark.slow
 def test_other_commands_import_nothing_either(scene: Scene) -> None:
     for command in (["--version"], ["match", *scene.clients, "-o", scene.folder / "g.pt"]):
         done = installed(scene.folder, *command)

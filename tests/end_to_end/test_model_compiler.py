@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import torch
 
 from tests.end_to_end.helpers import PATIENCE, process
@@ -29,6 +30,7 @@ class Net(nn.Module):
 """
 
 
+@pytest.mark.slow
 def test_flex_attention_is_watched_in_a_process_that_has_not_loaded_the_compiler(
     tmp_path: Path,
 ) -> None:
@@ -66,6 +68,7 @@ with torch.no_grad():
 """
 
 
+@pytest.mark.slow
 def test_the_compiler_works_as_before_after_a_model_was_watched() -> None:
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", BRANCHING],

@@ -101,7 +101,9 @@ def test_files_without_counters_merge_as_those_with(scene: Path, cli: Cli) -> No
         assert torch.equal(tensor, new[name])
 
 
-@pytest.mark.parametrize("order", [("a", "new-b"), ("new-a", "b")])
+@pytest.mark.parametrize(
+    "order", [("a", "new-b"), pytest.param(("new-a", "b"), marks=pytest.mark.slow)]
+)
 def test_clients_with_and_without_counters_merge(
     order: tuple[str, str], scene: Path, cli: Cli
 ) -> None:
@@ -129,6 +131,7 @@ def test_they_are_trained_in_rounds(method: str, scene: Path, cli: Cli) -> None:
     assert set(torch.load(scene / "r.pt", weights_only=True)) == set(state_of(0)) - {COUNTER}
 
 
+@pytest.mark.slow
 def test_they_are_exported_reported_and_loaded(scene: Path, cli: Cli) -> None:
     cli.done("match", *clients(scene), *model(scene), "--max-growth", 1, "-o", scene / "g.pt")
     cli.done("export", scene / "g.pt", *model(scene), "-o", scene / "g.pt2")

@@ -119,10 +119,13 @@ def test_every_option_is_obeyed_and_recorded(
     [
         (("--set", "probe=pixels"), "--set probe is 'pixels', expected noise, synthetic or none"),
         (("--set", "probe=noise", "--probe-data", "x.npz"), "exclude each other"),
-        (("--set", "probe_count=3"), "--set probe_count is 3, expected 10 to 100,000"),
-        (("--set", "probe_std=0"), "--set probe_std has to be above 0"),
-        (("--set", "probe_mean=nan"), "--set probe_mean and --set probe_std have to be finite"),
-        (("--set", "probe_std=inf"), "--set probe_mean and --set probe_std have to be finite"),
+        (
+            ("--set", "probe_count=3"),
+            "--set probe_count is 3, expected a whole number from 10 to 100,000",
+        ),
+        (("--set", "probe_std=0"), "--set probe_std is (0.0,), expected finite numbers above 0"),
+        (("--set", "probe_mean=nan"), "--set probe_mean is (nan,), expected finite numbers"),
+        (("--set", "probe_std=inf"), "--set probe_std is (inf,), expected finite numbers"),
         (("--probe-data", "x.npz", "--set", "probe_std=2"), "are for noise, not for --probe-data"),
         (("--set", "probe_mean=a"), "--set probe_mean is 'a', expected numbers"),
         (("--set", "probe_mean=1,2,3"), "--set probe_mean has 3 numbers"),

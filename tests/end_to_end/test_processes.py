@@ -168,6 +168,7 @@ def test_help_and_version_load_no_heavy_library(arguments: list[str]) -> None:
     assert names & {"fedmerge", *HEAVY} == {"fedmerge"}
 
 
+@pytest.mark.slow
 def test_a_command_that_reads_files_loads_what_help_does_not(tmp_path: Path) -> None:
     torch.save({"fc.weight": torch.ones(2, 3)}, tmp_path / "a.pt")
     code, names = _loaded_by("inspect", tmp_path / "a.pt")
@@ -217,6 +218,7 @@ def _processor_time(*arguments: str) -> float:
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="no times of children there")
+@pytest.mark.slow
 def test_the_version_is_there_long_before_torch_could_be() -> None:
     """A tenth of the time that torch takes to load; a third is asked for, on any machine."""
     least = min(_processor_time("-m", "fedmerge", "--version") for _ in range(3))

@@ -173,7 +173,7 @@ def test_the_end_of_a_run_is_written_again_by_resume(scene: Scene, cli: Cli) -> 
 @pytest.mark.parametrize(
     ("more", "code", "says"),
     [
-        (("--method", "average"), 2, "--method is 'average', expected fedma or fedavg or fedprox"),
+        (("--method", "average"), 2, "--method is 'average', expected fedma, fedavg or fedprox"),
         (("--passes", "0"), 2, "--passes is 0, expected a whole number from 1"),
         (("--learning-rate", "-1"), 2, "--learning-rate is -1.0, expected a positive number"),
         (
@@ -181,7 +181,7 @@ def test_the_end_of_a_run_is_written_again_by_resume(scene: Scene, cli: Cli) -> 
             2,
             "--set client_timeout is 0.0, expected a positive number",
         ),
-        (("--engine", "mpi"), 2, "--engine is 'mpi', expected local or processes or ray"),
+        (("--engine", "mpi"), 2, "--engine is 'mpi', expected local, processes or ray"),
         (("--task", "regression"), 2, "--task is 'regression'"),
         (("--normalize", "1"), 2, "--normalize is '1', expected MEAN,STD"),
         (("--device", "cuda:7"), 2, "--device cuda:7 is not there"),

@@ -163,6 +163,7 @@ def test_a_signal_while_python_takes_itself_down_changes_no_code() -> None:
     assert python(code.replace("signals.end_at_once()", ""))[0] == -signal.SIGTERM
 
 
+@pytest.mark.slow
 def test_an_interrupt_that_leaves_an_exec_does_not_end_python_by_a_signal(tmp_path: Path) -> None:
     (tmp_path / "model.py").write_text(
         "import signal\nexec('signal.raise_signal(signal.SIGINT)')\ndef build(): ...\n"
@@ -231,6 +232,7 @@ def test_signals_at_any_step_are_one_line_and_code_130(
 
 
 @pytest.mark.parametrize("engine", ["local", "processes"])
+@pytest.mark.slow
 def test_signals_in_a_row_are_one_line_and_code_130_and_leave_nothing(
     engine: str, tmp_path: Path
 ) -> None:

@@ -151,7 +151,7 @@ class OnceBad(Net):
 """
 
 
-@pytest.mark.parametrize("engine", ["local", "processes"])
+@pytest.mark.parametrize("engine", ["local", pytest.param("processes", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("error", ["GeneratorExit", "SystemExit", "Loud"])
 def test_a_client_s_failure_in_a_round_has_its_last_line_and_its_traceback_with_v(
     engine: str, error: str, trouble: Trouble, cli: Cli
@@ -178,7 +178,7 @@ def test_a_client_s_failure_in_a_round_has_its_last_line_and_its_traceback_with_
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-@pytest.mark.parametrize("name", ["eval", "match"])
+@pytest.mark.parametrize("name", ["eval", pytest.param("match", marks=pytest.mark.slow)])
 def test_a_real_interrupt_while_the_user_s_code_runs_is_one(
     name: str, number: int, trouble: Trouble
 ) -> None:
@@ -239,6 +239,8 @@ OURS = {  # functions that the user's code is around, or that once hid behind it
     "eval": "fedmerge.training.shards.Shard.batch",
     "compare": "fedmerge.probes.responses.readings",
     "retrain": "fedmerge.training.local_training._batches",
+    "frontier": "fedmerge.merging.frontier.matched_candidates",
+    "export": "fedmerge.merging.onnx_export.tensors_in",
 }
 
 

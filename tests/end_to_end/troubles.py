@@ -158,6 +158,8 @@ class Trouble:
         return {
             "plan": ["plan", self.clients[0], *model],
             "match": ["match", *self.clients, *model, *output],
+            "frontier": ["match", *self.clients, *model, *output, "--frontier"],
+            "export": ["export", self.clients[0], *model, "-o", str(self.folder / "out.pt2")],
             "eval": ["eval", *self.clients, *model, *data, *task, *device],
             "compare": ["compare", *self.clients, *model, *data, *task, *device],
             "retrain": ["retrain", *self.clients, *model, *shards, *task, *output, *device],

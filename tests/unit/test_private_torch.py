@@ -10,6 +10,7 @@ import subprocess
 import sys
 import zipfile
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -57,12 +58,18 @@ ATTRIBUTES: dict[str, tuple[str, Callable[[], object]]] = {
 
 def users(name: str) -> str:
     """Return the files of fedmerge that import a name from private_torch, as a hint."""
-    using = []
+    return ", ".join(file for file, names in imported_by_files().items() if name in names)
+
+
+@cache
+def imported_by_files() -> dict[str, set[str]]:
+    """Return what every file of fedmerge imports from private_torch."""
+    imported: dict[str, set[str]] = {}
     for path in sorted(PACKAGE.rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.ImportFrom) and node.module == "fedmerge.private_torch":
-                using += [path.name] if name in {alias.name for alias in node.names} else []
-    return ", ".join(using)
+                imported.setdefault(path.name, set()).update(alias.name for alias in node.names)
+    return imported
 
 
 def private(name: str) -> Any:
@@ -220,6 +227,7 @@ def test_ops_are_seen_by_a_mode_and_not_where_we_ask_for_it(base: str) -> None:
         assert mode.count == 1, users("without_modes")
 
 
+@pytest.mark.slow
 def test_an_uncompiled_mode_runs_without_an_import_of_the_compiler() -> None:
     code = (
         "import sys, torch; from fedmerge import private_torch as p\n"

@@ -36,6 +36,7 @@ def planned(folder: Path, length: int) -> dict[str, Any]:
     return plan_apart.planned_apart({**place, "reading": {}, "seed": 0})
 
 
+@pytest.mark.slow
 def test_a_graph_gets_no_more_memory_than_a_file_may_cost(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

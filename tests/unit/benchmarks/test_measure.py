@@ -60,6 +60,7 @@ def test_free_memory_is_some_of_the_machine() -> None:
     assert 1e7 < free_memory() < os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
+@pytest.mark.slow
 def test_the_check_for_torch_can_fail(tmp_path: Path) -> None:
     assert not imports_torch("--help")
     assert imports_torch("inspect", save_pt(tmp_path, 1)[0])

@@ -209,6 +209,7 @@ def end(running: subprocess.Popen[str]) -> None:
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="by age alone there")
+@pytest.mark.slow
 def test_the_next_writer_sweeps_out_what_killed_ones_left_but_nothing_of_those_alive(
     tmp_path: Path,
 ) -> None:

@@ -131,6 +131,7 @@ def test_a_worker_that_speaks_nonsense_is_lost(monkeypatch: pytest.MonkeyPatch) 
     assert outcome.status == "lost"
 
 
+@pytest.mark.slow
 def test_time_for_starting_is_not_the_clients_time(monkeypatch: pytest.MonkeyPatch) -> None:
     slowly = "import time; time.sleep(3); " + processes._WORKER
     monkeypatch.setattr(processes, "_WORKER", slowly)
@@ -141,6 +142,7 @@ def test_time_for_starting_is_not_the_clients_time(monkeypatch: pytest.MonkeyPat
     assert outcome.seconds < 2.5
 
 
+@pytest.mark.slow
 def test_imports_of_the_work_are_not_the_clients_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -172,6 +172,7 @@ def _places(value: Any) -> Any:
             yield from _places(value[key])
 
 
+@pytest.mark.slow
 def test_a_file_that_proves_itself_but_fits_nothing_is_refused(kept: Kept, place: Path) -> None:
     """As if somebody had computed the digests anew; what can be used is, and does no harm."""
     rng, refused, survivors = random.Random(11), 0, []

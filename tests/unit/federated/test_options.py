@@ -39,7 +39,7 @@ def test_defaults_follow_the_method_and_the_task() -> None:
 @pytest.mark.parametrize(
     ("name", "value", "expected"),
     [
-        ("method", "match", "`method` is 'match', expected fedma or fedavg or fedprox"),
+        ("method", "match", "`method` is 'match', expected fedma, fedavg or fedprox"),
         ("passes", 0, "`passes` is 0, expected a whole number from 1"),
         ("rounds", 1.5, r"`rounds` is 1\.5, expected a whole number from 1"),
         ("mu", -1, "`mu` is -1, expected a number from 0"),
@@ -55,7 +55,7 @@ def test_wrong_options_are_refused(name: str, value: object, expected: str) -> N
 @pytest.mark.parametrize(
     ("name", "value", "expected"),
     [
-        ("engine", "mpi", "`engine` is 'mpi', expected local or processes or ray"),
+        ("engine", "mpi", "`engine` is 'mpi', expected local, processes or ray"),
         ("workers", 0, "`workers` is 0, expected a whole number from 1"),
         ("threads_per_client", 0, "`threads_per_client` is 0"),
         ("retries", -1, "`retries` is -1, expected a whole number from 0"),

@@ -26,6 +26,7 @@ COPIES = [
     *("gru, both directions", "rnn, relu", "tied language model", "own matrices"),
     *("mlp-mixer", "gpt", "u-net", "lstm cell"),
 ]
+DEEP = ("densenet", "gpt", "u-net")  # which take seconds
 CHAINS = ["mlp", "lenet", "lstm", "gru, 2 layers", "lstm, 2 layers, both directions"]
 
 State = dict[str, Tensor]
@@ -89,7 +90,9 @@ def merged(states: list[State], name: str, **options: Any) -> Merge:
 
 
 @pytest.mark.parametrize("units", ["mean", "fit"])
-@pytest.mark.parametrize("name", COPIES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=[pytest.mark.slow] if n in DEEP else []) for n in COPIES]
+)
 def test_permuted_copies_merge_back_to_the_function(
     name: str, units: Literal["mean", "fit"]
 ) -> None:
@@ -127,7 +130,9 @@ def test_where_nothing_is_matched_the_fitted_model_is_the_ensemble(name: str) ->
     assert float((each[0] - expected).abs().max()) > 1e-2 * scale
 
 
-@pytest.mark.parametrize("name", ["mlp", "lenet", "vgg", "gru, 2 layers"])
+@pytest.mark.parametrize(
+    "name", ["mlp", "lenet", pytest.param("vgg", marks=pytest.mark.slow), "gru, 2 layers"]
+)
 def test_fitted_layers_are_closer_to_the_ensemble_than_averaged_ones(name: str) -> None:
     models = [fresh(name, seed) for seed in (1, 2)]
     states = [dict(model.state_dict()) for model in models]

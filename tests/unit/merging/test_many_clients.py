@@ -48,6 +48,7 @@ def net(seed: int) -> dict[str, Tensor]:
 
 @pytest.mark.skipif(sys.platform == "win32", reason="has no limit on open files to set")
 @pytest.mark.parametrize("suffix", [".pt", ".safetensors"])
+@pytest.mark.slow
 def test_hundreds_of_clients_merge_with_few_open_files(tmp_path: Path, suffix: str) -> None:
     from safetensors.torch import save_file
 

@@ -23,6 +23,7 @@ from .distillation import (
     started_from as started_from,
 )
 from .evaluations import EvaluationOptions as EvaluationOptions, evaluate as evaluate
+from .fit import Fitter as Fitter
 from .frontier import GROWTHS as GROWTHS, Frontier as Frontier
 from .invariance import own_norms as own_norms, steady_weights as steady_weights
 from .loading import load_checkpoint as load_checkpoint

@@ -31,6 +31,10 @@ class Probes:
         for start in range(0, len(self), size):
             yield tuple(tensor[start : start + size].to(device) for tensor in self.inputs)
 
+    def first(self, count: int) -> Probes:
+        """Return the first so many probes, all if there are fewer."""
+        return Probes(tuple(tensor[:count] for tensor in self.inputs), self.source)
+
     def split(self, held_out: int, *, seed: int) -> tuple[Probes, Probes]:
         """Return (samples - held_out) and held_out probes, disjoint, drawn at random."""
         assert 0 <= held_out <= len(self)

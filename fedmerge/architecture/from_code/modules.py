@@ -38,14 +38,14 @@ def evaluating(model: nn.Module) -> nn.Module:
     return model
 
 
-def copied(model: nn.Module) -> nn.Module:
-    """Return a copy of a model on the CPU, in evaluation mode."""
+def copied(model: nn.Module, *, shared: Sequence[Tensor] = ()) -> nn.Module:
+    """Return a copy of a model on the CPU, in evaluation mode; some tensors may be its own."""
     hint = "build it without tensors that carry a graph, and on the CPU"
     with user_code("the model cannot be copied", of=model, hint=hint):
-        computed = _computed_tensors(list(model.modules()))
+        memo = _computed_tensors(list(model.modules())) | {id(t): t for t in shared}
         with torch.no_grad(), warnings.catch_warnings():  # scripted parameters carry no graph then
             warnings.simplefilter("ignore", FutureWarning)  # torch's own, for exported programs
-            return evaluating(copied_object(model, computed).to("cpu"))
+            return evaluating(copied_object(model, memo).to("cpu"))
 
 
 def _computed_tensors(parts: Sequence[nn.Module]) -> dict[int, Tensor]:

@@ -57,6 +57,7 @@ class Odd(Blocks):
     def forward(self, x: Tensor) -> Tensor:
         Blocks.runs += 1
         for number, block in enumerate(self.blocks):
+            assert isinstance(block, nn.TransformerEncoderLayer)
             hidden = block.linear1(x).relu()
             x = x + block.linear2(hidden if number else hidden.view(2, 5, 12))
         found: Tensor = self.head(x)

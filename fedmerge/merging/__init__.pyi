@@ -64,4 +64,8 @@ from .record_schema import GroupEntry as GroupEntry, SourceEntry as SourceEntry
 from .result import Merge as Merge, Solution as Solution
 from .session import Session as Session, prepare as prepare
 from .verification import verify as verify
-from .width_choice import allocate as allocate, unexplained as unexplained
+from .width_choice import (
+    allocate as allocate,
+    unexplained as unexplained,
+    unit_products as unit_products,
+)

@@ -66,6 +66,7 @@ from .session import Session as Session, prepare as prepare
 from .verification import verify as verify
 from .width_choice import (
     allocate as allocate,
+    loss_curve as loss_curve,
     unexplained as unexplained,
     unit_products as unit_products,
 )

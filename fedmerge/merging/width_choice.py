@@ -19,8 +19,8 @@ FINE = 0.05  # of the widest client: the steps in which widths are chosen
 APART = 1 - 1e-3  # correlation from which units are one, whatever the budget
 FITTED = 0.75  # of the responses; the others tell how well the fit does
 RIDGE = 1e-3
-ROUNDING = 1e-5  # of the mean product of a unit with itself: products are of single precision
-COLUMNS_PER_SUM = 1024  # of responses that are multiplied in single precision
+ROUNDING = 1e-8  # of the mean product of a unit with itself, far above what sums are rounded by
+COLUMNS_PER_SUM = 1024  # of responses that are multiplied at once
 
 Curve: TypeAlias = Mapping[int, float]  # width → what is lost, a share of the units' variance
 Size: TypeAlias = Callable[[Mapping[str, int]], int]
@@ -92,10 +92,10 @@ def unit_products(responses: Sequence[FloatArray]) -> UnitProducts:
 
 
 def _product(rows: FloatArray) -> Float64Array:
-    """Return the product of rows with each other, runs of columns added up in double precision."""
+    """Return the product of rows with each other in double precision, a run of columns at once."""
     total = np.zeros((len(rows), len(rows)))
     for start in range(0, rows.shape[1], COLUMNS_PER_SUM):
-        run = rows[:, start : start + COLUMNS_PER_SUM]
+        run = rows[:, start : start + COLUMNS_PER_SUM].astype(np.float64)
         total += run @ run.T
     return total
 

@@ -38,23 +38,25 @@ def patches(image: Tensor, window: Window, rows: Tensor) -> Tensor:
     `rows` are places of outputs, samples first; columns are in the order of a flattened kernel.
     """
     sides = [(pad, pad) for pad in reversed(window.padding)]
-    padded = functional.pad(image, list(itertools.chain(*sides)))
+    padded = functional.pad(image.movedim(1, -1), [0, 0, *itertools.chain(*sides)])
+    spatial = padded.shape[1:-1]
     sizes = [
         (size - dilation * (kernel - 1) - 1) // stride + 1
         for size, kernel, stride, dilation in zip(
-            padded.shape[2:], window.kernel, window.stride, window.dilation, strict=True
+            spatial, window.kernel, window.stride, window.dilation, strict=True
         )
     ]
+    sample, *places = torch.unravel_index(rows.to(image.device), (len(image), *sizes))
+    first = sample  # the place of a patch's first pixel among all pixels
+    for row, stride, size in zip(places, window.stride, spatial, strict=True):
+        first = first * size + row * stride
+    pixels = padded.reshape(-1, padded.shape[-1])
     parts = []
     for offset in itertools.product(*map(range, window.kernel)):
-        cut = [slice(None), slice(None)]
-        for place, stride, dilation, count in zip(
-            offset, window.stride, window.dilation, sizes, strict=True
-        ):
-            start = place * dilation
-            cut.append(slice(start, start + stride * (count - 1) + 1, stride))
-        pixels = padded[tuple(cut)].movedim(1, -1).reshape(-1, image.shape[1])
-        parts.append(pixels[rows])
+        step = 0
+        for place, dilation, size in zip(offset, window.dilation, spatial, strict=True):
+            step = step * size + place * dilation
+        parts.append(pixels[first + step])
     return torch.stack(parts, dim=2).flatten(1)
 
 

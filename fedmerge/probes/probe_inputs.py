@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
+
+IMAGE_AXES = 4  # samples, channels, height, width
 
 
 @dataclass(frozen=True)
@@ -15,6 +17,7 @@ class Probes:
 
     inputs: tuple[Tensor, ...]  # of forward's arguments, each (samples, …), on the CPU
     source: str  # "noise", "synthetic", "generated text" or "data"
+    channels_last: bool = False  # how images lie in memory when a model gets them
 
     def __post_init__(self) -> None:
         assert self.inputs, "a model without inputs has no probes"
@@ -29,11 +32,17 @@ class Probes:
         """Yield all inputs in order, at most `size` samples at once, on a device."""
         assert size > 0
         for start in range(0, len(self), size):
-            yield tuple(tensor[start : start + size].to(device) for tensor in self.inputs)
+            yield tuple(self._laid(x[start : start + size].to(device)) for x in self.inputs)
+
+    def _laid(self, batch: Tensor) -> Tensor:
+        is_image = batch.dim() == IMAGE_AXES and batch.is_floating_point()
+        if not self.channels_last or not is_image:
+            return batch
+        return batch.contiguous(memory_format=torch.channels_last)
 
     def first(self, count: int) -> Probes:
         """Return the first so many probes, all if there are fewer."""
-        return Probes(tuple(tensor[:count] for tensor in self.inputs), self.source)
+        return replace(self, inputs=tuple(tensor[:count] for tensor in self.inputs))
 
     def split(self, held_out: int, *, seed: int) -> tuple[Probes, Probes]:
         """Return (samples - held_out) and held_out probes, disjoint, drawn at random."""
@@ -47,7 +56,8 @@ class Probes:
         pairs = list(zip(self.inputs, other.inputs, strict=True))
         assert all(a.shape[1:] == b.shape[1:] and a.dtype == b.dtype for a, b in pairs)
         sources = dict.fromkeys([*self.source.split(" and "), *other.source.split(" and ")])
-        return Probes(tuple(torch.cat(pair) for pair in pairs), " and ".join(sources))
+        joined = tuple(torch.cat(pair) for pair in pairs)
+        return replace(self, inputs=joined, source=" and ".join(sources))
 
     def mixed(self, copies: int, *, seed: int) -> Probes:
         """Return these probes followed by copies of which every sample is mixed with another one.
@@ -63,7 +73,7 @@ class Probes:
             shares = torch.rand(len(self), generator=generator)
             pairs = zip(self.inputs, others.inputs, strict=True)
             mixtures = tuple(_between(one, other, shares) for one, other in pairs)
-            found = found.joined(Probes(mixtures, self.source))
+            found = found.joined(replace(self, inputs=mixtures))
         return found
 
     @property
@@ -72,7 +82,7 @@ class Probes:
         return sum(tensor.nbytes for tensor in self.inputs)
 
     def _rows(self, rows: Tensor) -> Probes:
-        return Probes(tuple(tensor[rows] for tensor in self.inputs), self.source)
+        return replace(self, inputs=tuple(tensor[rows] for tensor in self.inputs))
 
 
 def _between(one: Tensor, other: Tensor, shares: Tensor) -> Tensor:

@@ -9,9 +9,11 @@ from typing import TypeAlias
 import numpy as np
 import pytest
 
+from fedmerge.api import open_session
 from fedmerge.matching import GroupMatching
-from fedmerge.merging import allocate, unexplained, unit_products
+from fedmerge.merging import MatchOptions, allocate, loss_curve, unexplained, unit_products
 from fedmerge.values import Assignment
+from tests.unit.merging.test_fit import code, fresh
 
 FloatArray: TypeAlias = "np.ndarray[tuple[int, ...], np.dtype[np.float32]]"
 
@@ -112,3 +114,13 @@ def test_products_tell_what_the_responses_would() -> None:
         assert 0.05 < slow < 0.9
         fast = unexplained(unit_products([one, two, three]), found)
         assert fast == pytest.approx(slow, abs=1e-5)
+
+
+def test_units_that_never_respond_and_copies_have_a_curve() -> None:
+    clients = [dict(fresh("mlp", 1).state_dict()) for _ in range(2)]
+    session = open_session(clients, MatchOptions(), model=code("mlp"))
+    rng = np.random.default_rng(0)
+    quiet = rng.normal(size=(session.widest[session.plan.groups[0].name], 500)).astype(np.float32)
+    quiet[1:] = 0
+    curve = loss_curve(session, [quiet, quiet], session.plan.groups[0].name)
+    assert max(curve.values()) < 1e-4

@@ -165,7 +165,9 @@ def frontier(
         check_picture(frontier_plot, "frontier_plot", inputs=paths_of(clients), force=force)
     _check_known(require)
     code = _fed_with(model, probes)
-    session = open_session(clients, options, model=code, plan=plan, device=device)
+    session = open_session(
+        clients, options, model=code, plan=plan, device=device, tries_growth=True
+    )
     prepared(session)
     surveyed = survey_sizes(session, probes, progress)
     _check_required(surveyed.merge, require)
@@ -184,8 +186,12 @@ def open_session(
     plan: Plan | None = None,
     device: str = "cpu",
     least: int = 2,
+    tries_growth: bool = False,
 ) -> Session:
-    """Open clients, plan them, and check that they fit together."""
+    """Open clients, plan them, and check that they fit together.
+
+    `tries_growth`: which groups can grow is of interest even where the merge does not grow.
+    """
     options = options or MatchOptions()
     sources, names = listed(clients)
     expanded = expand_sources(sources, least=least)
@@ -195,7 +201,14 @@ def open_session(
         model = next((s for s in sources if isinstance(s, torch.nn.Module)), None)
     opened = open_clients(expanded, options.reading, names)
     code = None if model is None else _model_code(model)
-    return prepare(opened, options, plan=plan, model=code, device=choose_device(device))
+    return prepare(
+        opened,
+        options,
+        plan=plan,
+        model=code,
+        device=choose_device(device),
+        tries_growth=tries_growth,
+    )
 
 
 @checked
@@ -238,7 +251,7 @@ def plan(
         check_targets([Path(output)], inputs=paths_of(clients), force=force)
     if graph is not None:
         check_picture(graph, "graph", inputs=paths_of(clients), force=force)
-    session = open_session(clients, options, plan=given, model=model, least=1)
+    session = open_session(clients, options, plan=given, model=model, least=1, tries_growth=True)
     prepared(session)
     if output is not None:
         write_text(Path(output), readable(plan_to_json(session.plan)), force=force)

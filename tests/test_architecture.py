@@ -145,6 +145,7 @@ def test_no_two_modules_need_each_other() -> None:
 NAMED_BY_TESTS = {
     "architecture.from_code.dispatch": "the limit of steps is lowered",
     "architecture.from_code.program_budget": "the limit of steps is lowered",
+    "architecture.model_code": "its steps are watched",
     "architecture.plan_apart": "graphs are planned in the process of the tests",
     "checkpoint.tensors": "blocks are made small",
     "checkpoint.torchscript": "the limit of attributes is lowered",

@@ -13,10 +13,13 @@ import torch
 from torch import Tensor, nn
 
 from fedmerge.architecture.from_code import (
+    WHY_UNTRIED,
     ExportedProgram,
     Ways,
     deduce_inputs,
     evaluating,
+    freed_untried,
+    held_untried,
     load_factory,
     pin_misfits,
     plan_model,
@@ -180,13 +183,13 @@ def _built(factory: Factory | nn.Module, arguments: Mapping[str, Any]) -> nn.Mod
     return built
 
 
-def plan_code(code: ModelCode, client: Checkpoint, *, seed: int) -> Plan:
+def plan_code(code: ModelCode, client: Checkpoint, *, seed: int, tries_growth: bool = True) -> Plan:
     """Return the plan of the user's model at a client's widths, checked by numbers."""
     model = code.template
     names = model_names(client, model)
     resize_module(model, {names[name]: info.shape for name, info in client.tensors.items()})
     inputs = code.inputs(model)
-    plan = plan_checked(model, inputs, seed=seed, state=code.state)
+    plan = plan_checked(model, inputs, seed=seed, state=code.state, tries_growth=tries_growth)
     notes = list(plan.notes)
     if not code.input_shapes:
         shapes = ", ".join("×".join(map(str, tensor.shape)) for tensor in tensors_in(inputs))
@@ -197,7 +200,7 @@ def plan_code(code: ModelCode, client: Checkpoint, *, seed: int) -> Plan:
     return _renamed(replace(plan, notes=tuple(notes)), own_names)
 
 
-def plan_program(client: Checkpoint, *, seed: int) -> Plan:
+def plan_program(client: Checkpoint, *, seed: int, tries_growth: bool = True) -> Plan:
     """Return the plan of the graph that a client's file has, checked by numbers.
 
     Only ATen ops of a table are run, no code of the file's.
@@ -205,25 +208,36 @@ def plan_program(client: Checkpoint, *, seed: int) -> Plan:
     assert client.program is not None
     model = ExportedProgram(client.program, together=True)
     names = model_names(client, model)
-    plan = plan_checked(model, program_inputs(model), seed=seed, state=())
+    inputs = program_inputs(model)
+    plan = plan_checked(model, inputs, seed=seed, state=(), tries_growth=tries_growth)
     notes = (f"the plan comes from the graph in {client.name}'s file", *plan.notes)
     own_names = {model_name: name for name, model_name in names.items()}
     return _renamed(replace(plan, architecture="an exported program", notes=notes), own_names)
 
 
 def plan_checked(
-    model: nn.Module, inputs: tuple[Any, ...], *, seed: int, state: StatePairs
+    model: nn.Module,
+    inputs: tuple[Any, ...],
+    *,
+    seed: int,
+    state: StatePairs,
+    tries_growth: bool = True,
 ) -> Plan:
-    """Return a model's plan after it held on every way through the model."""
+    """Return a model's plan after it held on every way through the model.
+
+    Where it is not tried which groups can grow, the plan says so of each.
+    """
     rng = np.random.default_rng(seed)
     ways, plan = _planned(model, inputs, state)
 
     def check(given: tuple[Any, ...]) -> None:
         nonlocal plan
         plan = pin_misfits(model, plan, given, rng=rng, state=state)
-        plan = probe_growth(model, plan, given, rng=rng, state=state)
+        if tries_growth:
+            plan = probe_growth(model, plan, given, rng=rng, state=state)
 
     ways.follow(check)
+    plan = plan if tries_growth else held_untried(plan)
     return replace(plan, notes=(*plan.notes, *ways.notes))
 
 
@@ -240,17 +254,30 @@ def _planned(model: nn.Module, inputs: tuple[Any, ...], state: StatePairs) -> tu
     return ways, plan_model(model, inputs, state=state, ways=ways)
 
 
-def check_plan(code: ModelCode, client: Checkpoint, plan: Plan, *, seed: int) -> None:
-    """Refuse a plan that the user's model contradicts."""
+def check_plan(
+    code: ModelCode, client: Checkpoint, plan: Plan, *, seed: int, tries_growth: bool = True
+) -> Plan:
+    """Refuse a plan that the user's model contradicts; else return it.
+
+    Where nobody tried yet whether its groups can grow, and that counts, it is tried.
+    """
     model = code.template
     names = model_names(client, model)
     resize_module(model, {names[name]: info.shape for name, info in client.tensors.items()})
     inputs = code.inputs(model)
     rng = np.random.default_rng(seed)
     own = _renamed(plan, names)
-    ways_of(model, inputs, state=code.state).follow(
-        lambda given: verify_plan(model, own, given, rng=rng, state=code.state)
-    )
+    is_tried = tries_growth and any(group.why == WHY_UNTRIED for group in plan.groups)
+    own = freed_untried(own) if is_tried else own
+
+    def check(given: tuple[Any, ...]) -> None:
+        nonlocal own
+        verify_plan(model, own, given, rng=rng, state=code.state)
+        if is_tried:
+            own = probe_growth(model, own, given, rng=rng, state=code.state)
+
+    ways_of(model, inputs, state=code.state).follow(check)
+    return _renamed(own, {own: name for name, own in names.items()}) if is_tried else plan
 
 
 def model_names(client: Checkpoint, model: nn.Module) -> dict[str, str]:

@@ -35,12 +35,12 @@ _MEMORY = Path("/proc/self/statm")  # Linux: pages; the sixth number is what RLI
 _MAIN = "from fedmerge.architecture.plan_apart import main; main()"
 
 
-def plan_graph(client: Checkpoint, *, seed: int) -> Plan:
+def plan_graph(client: Checkpoint, *, seed: int, tries_growth: bool = True) -> Plan:
     """Return the plan of the graph that a client's file has; what ends its process is an error."""
     if client.path is None:
-        return plan_program(client, seed=seed)
+        return plan_program(client, seed=seed, tries_growth=tries_growth)
     place = {"path": str(client.path), "name": client.name, "reading": vars(client.reading)}
-    answer = planned_apart({**place, "seed": seed})
+    answer = planned_apart({**place, "seed": seed, "tries_growth": tries_growth})
     if "error" in answer:
         kind = getattr(errors, answer["error"]["kind"], ArchitectureError)
         raise kind(answer["error"]["problem"], answer["error"]["hint"])
@@ -78,7 +78,9 @@ def answer_to(request: Mapping[str, Any]) -> dict[str, Any]:
     try:
         reading = ReadOptions(**{k: _as_read(v) for k, v in request["reading"].items()})
         client = open_checkpoint(Path(request["path"]), reading, name=request["name"])
-        return {"plan": plan_to_json(plan_program(client, seed=request["seed"]))}
+        tries_growth = request.get("tries_growth", True)
+        found = plan_program(client, seed=request["seed"], tries_growth=tries_growth)
+        return {"plan": plan_to_json(found)}
     except FedmergeError as error:
         told = {"kind": error.kind, "problem": error.problem, "hint": error.hint}
         return {"error": told}

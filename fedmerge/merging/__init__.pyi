@@ -13,6 +13,7 @@ from .client_modules import ClientModules as ClientModules
 from .client_sources import expand_sources as expand_sources, open_clients as open_clients
 from .comparison import Comparison as Comparison, Row as Row
 from .evaluations import EvaluationOptions as EvaluationOptions, evaluate as evaluate
+from .fit import Fitter as Fitter
 from .frontier import GROWTHS as GROWTHS, Frontier as Frontier
 from .invariance import own_norms as own_norms, steady_weights as steady_weights
 from .loading import load_checkpoint as load_checkpoint
@@ -60,4 +61,9 @@ from .record_schema import GroupEntry as GroupEntry, SourceEntry as SourceEntry,
 from .result import Merge as Merge, Solution as Solution
 from .session import Session as Session, prepare as prepare
 from .verification import verify as verify
-from .width_choice import allocate as allocate, unexplained as unexplained
+from .width_choice import (
+    allocate as allocate,
+    loss_curve as loss_curve,
+    unexplained as unexplained,
+    unit_products as unit_products,
+)

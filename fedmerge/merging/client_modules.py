@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -17,8 +17,13 @@ from fedmerge.architecture.widths import resize_module
 from fedmerge.checkpoint import to_torch
 from fedmerge.errors import ArchitectureError
 from fedmerge.merging.session import Session
-from fedmerge.probes.layer_calls import Call, names_of, run_heard
-from fedmerge.user_code import StopRun, copied_object, load_state, parts_of, placed, user_code
+from fedmerge.user_code import (
+    copied_object,
+    load_state,
+    parts_of,
+    placed,
+    user_code,
+)
 from fedmerge.values.arrays import Array
 from fedmerge.values.clients import Client
 
@@ -71,6 +76,15 @@ class ClientModules:
     def trainable(self, arrays: Mapping[str, Array]) -> nn.Module:
         """Return such a model that is the caller's own."""
         return self._loaded(self._fresh(), self._merged_state(arrays))
+
+    def change(self, state: Mapping[str, Tensor], arrays: Mapping[str, Array]) -> None:
+        """Give some tensors of a module's state other values in place, by the plan's names."""
+        infos = self.session.aligned[0].tensors
+        for model_name, name in self.own_names.items():
+            if name in arrays:
+                values = self._runnable(to_torch(arrays[name], infos[name].dtype))
+                with torch.no_grad():
+                    state[model_name].copy_(values)
 
     def of(self, session: Session) -> ClientModules:
         """Return the modules of a session of some of the clients; none of them is built again."""
@@ -156,22 +170,3 @@ def _share_modules(one: nn.Module, other: nn.Module) -> bool:
 
 def _read(client: Client, name: str) -> Array:
     return client.read(client.aliases.get(name, name))
-
-
-def calls_of(
-    modules: ClientModules, model: nn.Module, name: str, batches: Iterable[tuple[Tensor, ...]]
-) -> Iterator[Call]:
-    """Yield the call of a weight, given by the plan's name, in every batch; a run ends there."""
-    for inputs in batches:
-        calls: list[Call] = []
-        run_heard(model, inputs, _hear(modules, name, calls))
-        yield from calls
-
-
-def _hear(modules: ClientModules, name: str, calls: list[Call]) -> Callable[[Call], None]:
-    def hear(call: Call) -> None:
-        if modules.own_names[names_of(call)[0]] == name:
-            calls.append(call)
-            raise StopRun
-
-    return hear

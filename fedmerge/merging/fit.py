@@ -7,16 +7,18 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from fedmerge.matching.features import folded
-from fedmerge.merging.client_modules import ClientModules, calls_of
+from fedmerge.merging.client_modules import ClientModules
 from fedmerge.merging.invariance import own_norms
 from fedmerge.merging.result import Merge
 from fedmerge.merging.targets import BATCH, Part, Targets, collect_targets, used_once
-from fedmerge.probes.layer_calls import Call, CellCall, LayerCall
+from fedmerge.probes.layer_calls import Call, CellCall, LayerCall, names_of
 from fedmerge.probes.least_squares import Fit, Gram, GramSum, Moments, best_ridge, lively_ridge
+from fedmerge.probes.lockstep import copies_of, held_bytes, run_in_step
 from fedmerge.probes.probe_inputs import Probes
+from fedmerge.user_code import state_of
 from fedmerge.values.arrays import Array
 from fedmerge.values.clients import ClientView
 from fedmerge.values.plans import Norm, Plan
@@ -127,6 +129,8 @@ class _Folded(ClientView):
 
 FEW = 2  # samples on which it is seen how a layer is used
 MOST_INPUTS = 12_288  # of a fitted layer: moments of more (1.2 GB as doubles) cost too much
+MOST_HELD = 1 << 30  # bytes of activations that the probes may take between two layers
+FEWEST = 16  # probes to fit on, however much these take
 
 
 def fit_merges(
@@ -147,6 +151,7 @@ def fit_merges(
     weights = used_once(modules, merges[0], few, steady)
     norms = own_norms(modules, few)
     foldable = [_with_norms(merge, norms) for merge in merges]
+    probes, held_out = _held_at_once(modules, merges[0], probes, held_out)
     seed = merges[0].options.seed
     wanted, checked = (
         collect_targets(modules, foldable, inputs, weights=weights, seed=seed)
@@ -162,6 +167,24 @@ def fit_merges(
     ]
 
 
+def _held_at_once(
+    modules: ClientModules, merge: Merge, probes: Probes, held_out: Probes
+) -> tuple[Probes, Probes]:
+    """Return as many of both probes as a run of the merge holds within `MOST_HELD` bytes.
+
+    Fewer ones rather than several runs: where samples are so large, each has many rows to fit to.
+    """
+    few = next(probes.batches(FEW, modules.device))
+    model = modules.merged({name: merge.read(name) for name in merge.plan.tensors})
+    per_sample = held_bytes(model, few) / len(few[0])
+    share = MOST_HELD / max(1.0, per_sample * (len(probes) + len(held_out)))
+    if share >= 1:
+        return probes, held_out
+    return probes.first(max(FEWEST, int(share * len(probes)))), held_out.first(
+        max(FEWEST, int(share * len(held_out)))
+    )
+
+
 def _with_norms(merge: Merge, norms: tuple[Norm, ...]) -> Merge:
     plan = replace(merge.plan, norms=norms)
     return replace(merge, session=replace(merge.session, plan=plan))
@@ -169,11 +192,13 @@ def _with_norms(merge: Merge, norms: tuple[Norm, ...]) -> Merge:
 
 @dataclass(frozen=True)
 class Fitter:
-    """Fits one merge's layers on probes.
+    """Fits one merge's layers on probes, in one run of the global model.
 
     Every layer is fitted on what the global model gives it, whose earlier layers are fitted by
-    then: errors don't add up. Weights that read very much, that are used more than once or that
-    have no targets stay as the merge has them.
+    then: errors don't add up. So the run stops at each layer until that has its new weights, which
+    takes as many runs of layers as there are layers, and memory for what the net holds of all
+    probes at once. Weights that read very much, that are used more than once or that have no
+    targets stay as the merge has them.
     """
 
     modules: ClientModules
@@ -184,53 +209,68 @@ class Fitter:
 
     def fit(self, progress: Progress = silent) -> dict[str, Array]:
         """Return the tensors that differ from the merge's, by the plan's names."""
-        few = next(self.probes.batches(FEW, self.modules.device))
         arrays = {name: self.merge.read(name) for name in self.merge.plan.tensors}
+        batches = self._batches(self.probes) + self._batches(self.held_out)
+        models = copies_of(self.modules.merged(arrays), len(batches))
+        states = [state_of(model, keep_vars=True) for model in models]
         changed: dict[str, Array] = {}
-        names = list(self.targets[0])
-        for number, name in enumerate(names):
-            progress("fitting", number, len(names))
-            model = self.modules.merged({**arrays, **changed})
-            for call in calls_of(self.modules, model, name, [few]):
-                if call.reads <= MOST_INPUTS:
-                    changed |= self._fitted(model, name, call, arrays)
-        progress("fitting", len(names), len(names))
+        done: set[str] = set()
+
+        def is_wanted(call: Call) -> bool:
+            name = self._name(call)
+            return name in self.targets[0] and name not in done and call.reads <= MOST_INPUTS
+
+        def solve(calls: Mapping[int, Call]) -> None:
+            name = self._name(next(iter(calls.values())))
+            progress("fitting", len(done), len(self.targets[0]))
+            found = self._fitted(name, calls, arrays)
+            for state in states:
+                self.modules.change(state, found)
+            changed.update(found)
+            done.add(name)
+
+        run_in_step(models, batches, is_wanted, solve)
+        progress("fitting", len(self.targets[0]), len(self.targets[0]))
         return changed
 
+    def _batches(self, probes: Probes) -> list[tuple[Tensor, ...]]:
+        return list(probes.batches(BATCH, self.modules.device))
+
+    def _name(self, call: Call) -> str:
+        return self.modules.own_names[names_of(call)[0]]
+
     def _fitted(
-        self, model: nn.Module, name: str, call: Call, arrays: Mapping[str, Array]
+        self, name: str, calls: Mapping[int, Call], arrays: Mapping[str, Array]
     ) -> dict[str, Array]:
-        """Return the new tensors of the layer that a call is of."""
+        """Return the new tensors of a layer, given its calls by the numbers of batches."""
+        call = next(iter(calls.values()))
         has_intercept = call.has_bias or self.merge.norm_of(name) is not None
-        moments = Moments(
-            *(
-                self._gram(model, name, probes, targets[name], has_intercept=has_intercept)
-                for probes, targets in zip((self.probes, self.held_out), self.targets, strict=True)
-            )
+        first = len(self._batches(self.probes))
+        numbered = (
+            {number: call for number, call in calls.items() if number < first},
+            {number - first: call for number, call in calls.items() if number >= first},
         )
+        fitted, held_out = (
+            self._gram(own, targets[name], has_intercept=has_intercept)
+            for own, targets in zip(numbered, self.targets, strict=True)
+        )
+        if fitted is None or held_out is None:
+            return {}
+        moments = Moments(fitted, held_out)
         if isinstance(call, LayerCall):
             return fitted_layer(self.merge, self.modules.own_names, name, call, moments)
         return fitted_cell(self.modules.own_names, arrays, call, moments)
 
     def _gram(
-        self,
-        model: nn.Module,
-        name: str,
-        probes: Probes,
-        parts: Sequence[Part],
-        *,
-        has_intercept: bool,
-    ) -> Gram:
-        """Return the moments of what the global model's layer reads and should give."""
+        self, calls: Mapping[int, Call], parts: Mapping[int, Part], *, has_intercept: bool
+    ) -> Gram | None:
+        """Return the moments of what the global model's layer reads and should give, by batches."""
         total: GramSum | None = None
-        batches = probes.batches(BATCH, self.modules.device)
-        calls = calls_of(self.modules, model, name, batches)
-        for call, part in zip(calls, parts, strict=True):
+        for call, part in ((calls[k], parts[k]) for k in calls if k in parts):
             inputs, targets = (
                 layer_rows(call, part) if isinstance(call, LayerCall) else cell_rows(call, part)
             )
             if total is None:
                 total = GramSum(inputs.shape[1], targets.shape[1], device=self.modules.device)
             total.add(inputs, targets)
-        assert total is not None
-        return total.result(has_intercept=has_intercept)
+        return None if total is None else total.result(has_intercept=has_intercept)

@@ -163,7 +163,7 @@ class Refiner:
         each = [outputs_on(self.modules.client(k), batch, device=device) for k in self.members]
         averaging = self.modules.session.averaging  # a merge's own may leave classes out
         weights = ensemble_weights(averaging, self.members, each[0].shape[1])
-        inputs = tuple(tensor.to(device) for tensor in batch.inputs)
+        [inputs] = batch.batches(count, device)
         return Lesson(inputs, mean_outputs(each, weights).to(device))
 
     @cached_property

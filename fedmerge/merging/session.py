@@ -121,13 +121,20 @@ def prepare(
     plan: Plan | None = None,
     model: ModelCode | None = None,
     device: str = "cpu",
+    tries_growth: bool = False,
 ) -> Session:
-    """Bring clients to one set of names, plan them and check that they fit together."""
+    """Bring clients to one set of names, plan them and check that they fit together.
+
+    Which groups can grow is tried where it counts for the merge, or if `tries_growth` asks for it.
+    """
     kept = keep_matches(options.keep, clients[0])
+    tries_growth = tries_growth or _may_grow(clients, options)
     if model is not None:
-        plan = _plan_with_code(model, clients[0], plan, seed=options.seed)
+        plan = _plan_with_code(
+            model, clients[0], plan, seed=options.seed, tries_growth=tries_growth
+        )
     elif plan is None and clients[0].program is not None:
-        plan = _plan_of_program(clients[0], seed=options.seed)
+        plan = _plan_of_program(clients[0], seed=options.seed, tries_growth=tries_growth)
     aligned = align_names(clients, by_order=options.match_by_order, keep=options.keep)
     planned, client_widths = plan_clients(aligned, options.chain, given=plan, kept=kept)
     if options.dtype is None:
@@ -158,20 +165,28 @@ def _held_to(session: Session, most: int) -> Session:
     return replace(session, dials=replace(session.dials, max_growth=most / least))
 
 
-def _plan_with_code(model: ModelCode, client: Checkpoint, given: Plan | None, *, seed: int) -> Plan:
+def _may_grow(clients: Sequence[Checkpoint], options: MatchOptions) -> bool:
+    """Return whether any group may be wider in the merge than in some client."""
+    first, *others = ([info.shape for info in client.tensors.values()] for client in clients)
+    is_fixed = options.max_growth == 1 or options.method == "average"
+    return not is_fixed or any(shapes != first for shapes in others)
+
+
+def _plan_with_code(
+    model: ModelCode, client: Checkpoint, given: Plan | None, *, seed: int, tries_growth: bool
+) -> Plan:
     """Return the given plan, checked on the model, or the model's own."""
     from fedmerge.architecture.model_code import check_plan, plan_code  # files alone do without
 
     if given is None:
-        return plan_code(model, client, seed=seed)
-    check_plan(model, client, given, seed=seed)
-    return given
+        return plan_code(model, client, seed=seed, tries_growth=tries_growth)
+    return check_plan(model, client, given, seed=seed, tries_growth=tries_growth)
 
 
-def _plan_of_program(client: Checkpoint, *, seed: int) -> Plan:
+def _plan_of_program(client: Checkpoint, *, seed: int, tries_growth: bool) -> Plan:
     from fedmerge.architecture.plan_apart import plan_graph  # other files do without
 
-    return plan_graph(client, seed=seed)
+    return plan_graph(client, seed=seed, tries_growth=tries_growth)
 
 
 def read_plan(path: Path) -> Plan:

@@ -52,7 +52,7 @@ class Part:
         return self.values[what] / torch.where(owned > 0, owned, 1.0)
 
 
-Targets: TypeAlias = Mapping[str, list[Part]]  # by the plan's name of the (input) weight
+Targets: TypeAlias = Mapping[str, Mapping[int, Part]]  # by (input) weight and number of batch
 
 
 def collect_targets(
@@ -68,7 +68,7 @@ def collect_targets(
     The merges differ in how much clients count, so that every client runs once for all of them.
     Of each batch some rows are kept, the same ones of every client.
     """
-    targets: list[dict[str, list[Part]]] = [{} for _ in merges]
+    targets: list[dict[str, dict[int, Part]]] = [{} for _ in merges]
     per_batch = -(-_most_rows(merges, weights) * BATCH // len(probes))
     for client in range(len(merges[0].clients)):
         model = modules.client(client)
@@ -80,10 +80,8 @@ def collect_targets(
                     return
                 rows = some_rows(name, call, per_batch, (seed, number))
                 for merge, collected in zip(merges, targets, strict=True):
-                    parts = collected.setdefault(name, [])
-                    if len(parts) == number:
-                        parts.append(Part(rows))
-                    _add(parts[number], modules, merge, client, name, call)
+                    part = collected.setdefault(name, {}).setdefault(number, Part(rows))
+                    _add(part, modules, merge, client, name, call)
 
             run_heard(model, inputs, hear)
     return list(targets)

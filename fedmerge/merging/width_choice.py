@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import TypeAlias
 
@@ -18,6 +19,8 @@ FINE = 0.05  # of the widest client: the steps in which widths are chosen
 APART = 1 - 1e-3  # correlation from which units are one, whatever the budget
 FITTED = 0.75  # of the responses; the others tell how well the fit does
 RIDGE = 1e-3
+ROUNDING = 1e-8  # of the mean product of a unit with itself, far above what sums are rounded by
+COLUMNS_PER_SUM = 1024  # of responses that are multiplied at once
 
 Curve: TypeAlias = Mapping[int, float]  # width → what is lost, a share of the units' variance
 Size: TypeAlias = Callable[[Mapping[str, int]], int]
@@ -44,45 +47,89 @@ def loss_curve(session: Session, responses: Sequence[FloatArray], group: str) ->
     """Return what is lost of a group's responses at some widths, all units apart the last."""
     units, widest = sum(map(len, responses)), session.widest[group]
     widths = sorted({min(round(step * widest), units) for step in STEPS} | {units})
-    return {
-        width: 0.0 if width == units else unexplained(responses, _match(session, responses, width))
-        for width in widths
-    }
-
-
-def _match(session: Session, responses: Sequence[FloatArray], width: int) -> GroupMatching:
+    products = unit_products(responses)
     moment = float(np.mean([np.square(own).mean() for own in responses]))
-    return match_units(
-        [UnitFeatures(own, np.zeros((len(own), 0), np.float32)) for own in responses],
-        prior_at_threshold(APART, moment, gamma=session.dials.gamma),
-        search_options(session),
-        max_width=width,
-        rng=np.random.default_rng(session.options.seed),
-    )
+    prior = prior_at_threshold(APART, moment, gamma=session.dials.gamma)
+    features = _short_features(responses, products)
+
+    def loss(width: int) -> float:
+        rng = np.random.default_rng(session.options.seed)
+        options = search_options(session)
+        matching = match_units(features, prior, options, max_width=width, rng=rng)
+        return unexplained(products, matching)
+
+    return {width: 0.0 if width == units else loss(width) for width in widths}
 
 
-def unexplained(responses: Sequence[FloatArray], matching: GroupMatching) -> float:
+def _short_features(responses: Sequence[FloatArray], products: UnitProducts) -> list[UnitFeatures]:
+    """Return rows with the responses' products, no longer than there are units: those of a root.
+
+    Matching depends on products alone, and is done at many widths.
+    """
+    every = products.fitted + products.tried
+    if len(every) < responses[0].shape[1]:
+        rounding = ROUNDING * float(np.trace(every)) / len(every) or 1.0
+        root = np.linalg.cholesky(every + rounding * np.eye(len(every))).astype(np.float32)
+        responses = np.split(root, np.cumsum([len(own) for own in responses[:-1]]))
+    return [UnitFeatures(own, np.zeros((len(own), 0), np.float32)) for own in responses]
+
+
+@dataclass(frozen=True)
+class UnitProducts:
+    """Products (units, units) of the responses of all clients' units, of two parts of them."""
+
+    fitted: Float64Array
+    tried: Float64Array
+
+
+def unit_products(responses: Sequence[FloatArray]) -> UnitProducts:
+    """Return the products of responses (units, columns), one array per client."""
+    every = np.concatenate(responses).astype(np.float32)
+    order = np.random.default_rng(0).permutation(every.shape[1])
+    parts = np.split(order, [int(FITTED * len(order))])
+    fitted, tried = (_product(np.ascontiguousarray(every[:, part])) for part in parts)
+    return UnitProducts(fitted, tried)
+
+
+def _product(rows: FloatArray) -> Float64Array:
+    """Return the product of rows with each other in double precision, a run of columns at once."""
+    total = np.zeros((len(rows), len(rows)))
+    for start in range(0, rows.shape[1], COLUMNS_PER_SUM):
+        run = rows[:, start : start + COLUMNS_PER_SUM].astype(np.float64)
+        total += run @ run.T
+    return total
+
+
+def unexplained(products: UnitProducts, matching: GroupMatching) -> float:
     """Return which share of the clients' responses no linear map of the merged ones gives.
 
     Merged units respond as the mean of their owners. The map is fitted on one part of the
-    responses and tried on the other, as the layers behind will be.
+    responses and tried on the other, as the layers behind will be. With the units' responses R and
+    merged ones M·R all follows from R·Rᵀ: the map is R·RᵀMᵀ (M·RRᵀMᵀ + λ)⁻¹.
     """
-    merged = np.zeros((matching.width, responses[0].shape[1]))
-    for own, assignment in zip(responses, matching.assignments, strict=True):
-        merged[assignment.indices] += own
-    wanted = np.concatenate(responses).astype(np.float64)
-    order = np.random.default_rng(0).permutation(wanted.shape[1])
-    fitted, tried = np.split(order, [int(FITTED * len(order))])
-    guess = _linear_map(merged[:, fitted], wanted[:, fitted]) @ merged[:, tried]
-    total = float(np.square(wanted[:, tried]).sum())
-    return float(np.square(wanted[:, tried] - guess).sum()) / total if total else 0.0
+
+    def merged(values: Float64Array) -> Float64Array:
+        total, start = np.zeros((matching.width, values.shape[1])), 0
+        for assignment in matching.assignments:
+            units = len(assignment.indices)
+            total[assignment.indices] += values[start : start + units]
+            start += units
+        return total
+
+    cross = merged(products.fitted)
+    guess = _linear_map(merged(np.ascontiguousarray(cross.T)), cross)
+    total = float(np.trace(products.tried))
+    tried = merged(products.tried)
+    gram = merged(np.ascontiguousarray(tried.T))
+    error = total - 2 * float((guess * tried.T).sum()) + float((guess @ gram * guess).sum())
+    return max(0.0, error) / total if total else 0.0
 
 
-def _linear_map(inputs: Float64Array, outputs: Float64Array) -> Float64Array:
-    gram = inputs @ inputs.T
+def _linear_map(gram: Float64Array, cross: Float64Array) -> Float64Array:
+    """Return the map (units, merged) of merged responses with these products, a little damped."""
     penalty = RIDGE * (np.trace(gram) / len(gram) or 1.0)
-    gram[np.diag_indices(len(gram))] += penalty
-    return np.asarray(np.linalg.solve(gram, inputs @ outputs.T).T)
+    damped = gram + penalty * np.eye(len(gram))
+    return np.asarray(np.linalg.solve(damped, cross).T)
 
 
 def allocate(

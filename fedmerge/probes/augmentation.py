@@ -133,7 +133,7 @@ class Augmentation:
         changed = _as_pictures(samples)
         for name in self.ways[number % len(self.ways)]:
             changed = AUGMENTATIONS[name](changed, generator)
-        return Probes((changed.reshape(samples.shape),), probes.source)
+        return probes.with_inputs((changed.reshape(samples.shape),))
 
     def changed(self, probes: Probes, *, seed: int) -> Probes:
         """Return all probes, changed in the first way."""

@@ -38,23 +38,25 @@ def patches(image: Tensor, window: Window, rows: Tensor) -> Tensor:
     `rows` are places of outputs, samples first; columns are in the order of a flattened kernel.
     """
     sides = [(pad, pad) for pad in reversed(window.padding)]
-    padded = functional.pad(image, list(itertools.chain(*sides)))
+    padded = functional.pad(image.movedim(1, -1), [0, 0, *itertools.chain(*sides)])
+    spatial = padded.shape[1:-1]
     sizes = [
         (size - dilation * (kernel - 1) - 1) // stride + 1
         for size, kernel, stride, dilation in zip(
-            padded.shape[2:], window.kernel, window.stride, window.dilation, strict=True
+            spatial, window.kernel, window.stride, window.dilation, strict=True
         )
     ]
+    sample, *places = torch.unravel_index(rows.to(image.device), (len(image), *sizes))
+    first = sample  # the place of a patch's first pixel among all pixels
+    for row, stride, size in zip(places, window.stride, spatial, strict=True):
+        first = first * size + row * stride
+    pixels = padded.reshape(-1, padded.shape[-1])
     parts = []
     for offset in itertools.product(*map(range, window.kernel)):
-        cut = [slice(None), slice(None)]
-        for place, stride, dilation, count in zip(
-            offset, window.stride, window.dilation, sizes, strict=True
-        ):
-            start = place * dilation
-            cut.append(slice(start, start + stride * (count - 1) + 1, stride))
-        pixels = padded[tuple(cut)].movedim(1, -1).reshape(-1, image.shape[1])
-        parts.append(pixels[rows])
+        step = 0
+        for place, dilation, size in zip(offset, window.dilation, spatial, strict=True):
+            step = step * size + place * dilation
+        parts.append(pixels[first + step])
     return torch.stack(parts, dim=2).flatten(1)
 
 
@@ -102,18 +104,14 @@ class CellCall:
         return inputs @ weight_ih.T + bias_ih, states @ weight_hh.T + bias_hh
 
 
-@dataclass(frozen=True)
-class StackRun:
-    """What a stack of cells returned, and every cell's call."""
-
-    result: tuple[Tensor, ...]
-    calls: tuple[CellCall, ...]
-
-
-def run_stack(name: str, args: Sequence[Any], name_of: NameOf) -> StackRun | None:
+def run_stack(
+    name: str, args: Sequence[Any], name_of: NameOf, tell: Callable[[CellCall], bool]
+) -> tuple[Tensor, ...] | None:
     """Run `torch.lstm`, `gru`, `rnn_tanh` or `rnn_relu` layer by layer, if it is such a call.
 
-    None for other functions, packed sequences, projections and weights that are no parameters.
+    Every cell's call is told before the next one runs; where `tell` says that its weights have
+    changed, it runs again. None for other functions, packed sequences, projections and weights
+    that are no parameters.
     """
     if name not in GATES or len(args) < 9 or not isinstance(args[3], bool):
         return None
@@ -125,7 +123,6 @@ def run_stack(name: str, args: Sequence[Any], name_of: NameOf) -> StackRun | Non
         return None
     function = getattr(torch, name)
     values = inputs.transpose(0, 1) if is_batch_first and inputs.dim() == 3 else inputs
-    calls: list[CellCall] = []
     finals: list[tuple[Tensor, ...]] = []
     for layer in range(layers):
         outputs = []
@@ -134,14 +131,16 @@ def run_stack(name: str, args: Sequence[Any], name_of: NameOf) -> StackRun | Non
             steps = values.flip(0) if k % directions else values
             first = [state[k : k + 1] for state in states]
             given = tuple(first) if name == "lstm" else first[0]
-            made, *last = function(steps, given, own, has_biases, 1, 0.0, False, False, False)
+            settings = (has_biases, 1, 0.0, False, False, False)
+            made, *last = function(steps, given, own, *settings)
+            if tell(_call(name, own, name_of, steps, torch.cat([first[0], made]))):
+                made, *last = function(steps, given, own, *settings)
             finals.append(tuple(last))
-            calls.append(_call(name, own, name_of, steps, torch.cat([first[0], made])))
             outputs.append(made.flip(0) if k % directions else made)
         values = torch.cat(outputs, dim=-1)
     last_states = [torch.cat(parts) for parts in zip(*finals, strict=True)]
     result = values.transpose(0, 1) if is_batch_first and inputs.dim() == 3 else values
-    return StackRun((result, *last_states), tuple(calls))
+    return (result, *last_states)
 
 
 def _call(
@@ -195,7 +194,8 @@ class LayerCall:
 
 
 Call: TypeAlias = LayerCall | CellCall
-Hear: TypeAlias = Callable[[Call], None]
+Hear: TypeAlias = Callable[[Call], object]  # RUN_AGAIN: the op runs again, its weights changed
+RUN_AGAIN = object()
 Place: TypeAlias = tuple[int, int]  # storage and offset
 
 
@@ -212,7 +212,8 @@ def run_heard(model: nn.Module, inputs: Sequence[Any], hear: Hear) -> Heard:
 
     Weights are known by their first names in the state dict. Uses of a part of a weight, of a
     weight in another shape, with a bias that is no parameter, or of a transposed or grouped
-    convolution's, are not told, but counted. Who raises `StopRun` has heard enough.
+    convolution's, are not told, but counted. Who raises `StopRun` has heard enough; who changes
+    the weights of a call in place and returns `RUN_AGAIN` has the run go on with the new ones.
     """
     owners = {_place(tensor): (name, tensor) for name, tensor in float_tensors(model)[0].items()}
     ops, outputs = _Ops(owners, hear), None
@@ -251,20 +252,20 @@ class _Ops(EagerMode):  # type: ignore[no-untyped-call]
         is_plain = not kwargs  # α·x·W + β·b has them
         make = _MAKERS.get(schema_of(func).name) if is_plain and not self.is_paused else None
         call = None if make is None else make(self, args, result)
-        if call is not None:
-            self.tell(call)
+        if call is not None and self.tell(call):
+            return func(*args)
         return result
 
-    def tell(self, call: Call) -> None:
-        """Let who hears know of a call, until that one has heard enough.
+    def tell(self, call: Call) -> bool:
+        """Let who hears know of a call, and return whether its op is to run again.
 
-        What is computed while hearing is no part of the run.
+        Until that one has heard enough. What is computed while hearing is no part of the run.
         """
         if self.is_stopped:
-            return
+            return False
         try:
             with self.paused(), own_code():
-                self.hear(_detached(call))
+                return self.hear(_detached(call)) is RUN_AGAIN
         except StopRun:
             self.is_stopped = True
             raise
@@ -280,11 +281,11 @@ class _Ops(EagerMode):  # type: ignore[no-untyped-call]
     @contextmanager
     def paused(self) -> Iterator[None]:
         """Tell of nothing for a while."""
-        self.is_paused = True
+        before, self.is_paused = self.is_paused, True
         try:
             yield
         finally:
-            self.is_paused = False
+            self.is_paused = before
 
     def name(self, tensor: Tensor | None) -> str | None:
         """Return the name of the parameter that a tensor is, all of it."""
@@ -332,37 +333,37 @@ class _Functions(TorchFunctionMode):
         name = getattr(func, "__name__", "")
         if self.ops.is_paused or name not in (*GATES, "linear"):
             return func(*args, **(kwargs or {}))
-        with self.ops.paused():
-            stack = self._stack(name, func, args, kwargs or {})
-            result: Any = func(*args, **(kwargs or {})) if stack is None else stack.result
         with own_code():
             self.ops.count(args, kwargs)
-            linear = name == "linear"
-            for call in self._linear(args, kwargs, result) if linear else _calls_of(stack):
-                self.ops.tell(call)
-        return result
+        with self.ops.paused():
+            result: Any = self._stack(name, func, args, kwargs or {})
+            if result is None:
+                result = func(*args, **(kwargs or {}))
+            with own_code():
+                call = self._linear(args, kwargs, result) if name == "linear" else None
+                is_changed = call is not None and self.ops.tell(call)
+            return func(*args, **(kwargs or {})) if is_changed else result
 
-    def _stack(self, name: str, func: Any, args: Sequence[Any], kwargs: Any) -> StackRun | None:
+    def _stack(
+        self, name: str, func: Any, args: Sequence[Any], kwargs: Any
+    ) -> tuple[Tensor, ...] | None:
         """Run a recurrent stack; what fails is ours unless the function itself fails, too."""
         try:
-            return run_stack(name, args, self.ops.name)
+            return run_stack(name, args, self.ops.name, self.ops.tell)
+        except StopRun:
+            raise
         except Exception:
             func(*args, **kwargs)
             with own_code():
                 raise
 
-    def _linear(self, args: Sequence[Any], kwargs: Any, result: Tensor) -> list[LayerCall]:
+    def _linear(self, args: Sequence[Any], kwargs: Any, result: Tensor) -> LayerCall | None:
         """Return the call of `functional.linear`, whose parts may add the bias later."""
         named = {**dict(zip(("input", "weight", "bias"), args, strict=False)), **(kwargs or {})}
         inputs, bias = named["input"], named.get("bias")
         rows = inputs.reshape(-1, inputs.shape[-1])
         outputs = result.reshape(-1, result.shape[-1])
-        call = _matrix_call(self.ops, bias, rows, named["weight"].T, outputs)
-        return [] if call is None else [call]
-
-
-def _calls_of(stack: StackRun | None) -> tuple[CellCall, ...]:
-    return () if stack is None else stack.calls
+        return _matrix_call(self.ops, bias, rows, named["weight"].T, outputs)
 
 
 def _product(ops: _Ops, args: Sequence[Any], result: Tensor) -> LayerCall | None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
+
+from fedmerge.probes.pictures import IMAGE_AXES
 
 
 @dataclass(frozen=True)
@@ -15,6 +17,7 @@ class Probes:
 
     inputs: tuple[Tensor, ...]  # of forward's arguments, each (samples, …), on the CPU
     source: str  # "noise", "synthetic", "generated text" or "data"
+    channels_last: bool = False  # how images lie in memory when a model gets them
 
     def __post_init__(self) -> None:
         assert self.inputs, "a model without inputs has no probes"
@@ -29,7 +32,17 @@ class Probes:
         """Yield all inputs in order, at most `size` samples at once, on a device."""
         assert size > 0
         for start in range(0, len(self), size):
-            yield tuple(tensor[start : start + size].to(device) for tensor in self.inputs)
+            yield tuple(self._laid(x[start : start + size].to(device)) for x in self.inputs)
+
+    def _laid(self, batch: Tensor) -> Tensor:
+        is_image = batch.dim() == IMAGE_AXES and batch.is_floating_point()
+        if not self.channels_last or not is_image:
+            return batch
+        return batch.contiguous(memory_format=torch.channels_last)
+
+    def first(self, count: int) -> Probes:
+        """Return the first so many probes, all if there are fewer."""
+        return self.with_inputs(tuple(tensor[:count] for tensor in self.inputs))
 
     def split(self, held_out: int, *, seed: int) -> tuple[Probes, Probes]:
         """Return (samples - held_out) and held_out probes, disjoint, drawn at random."""
@@ -43,15 +56,12 @@ class Probes:
         pairs = list(zip(self.inputs, other.inputs, strict=True))
         assert all(a.shape[1:] == b.shape[1:] and a.dtype == b.dtype for a, b in pairs)
         sources = dict.fromkeys([*self.source.split(" and "), *other.source.split(" and ")])
-        return Probes(tuple(torch.cat(pair) for pair in pairs), " and ".join(sources))
-
-    def first(self, count: int) -> Probes:
-        """Return the first probes, all if there are not so many."""
-        return self._rows(torch.arange(min(count, len(self))))
+        joined = tuple(torch.cat(pair) for pair in pairs)
+        return replace(self, inputs=joined, source=" and ".join(sources))
 
     def with_inputs(self, inputs: tuple[Tensor, ...]) -> Probes:
         """Return other inputs of the same source."""
-        return Probes(inputs, self.source)
+        return replace(self, inputs=inputs)
 
     def drawn(self, count: int, generator: torch.Generator) -> Probes:
         """Return some of the probes, drawn at random."""
@@ -63,4 +73,4 @@ class Probes:
         return sum(tensor.nbytes for tensor in self.inputs)
 
     def _rows(self, rows: Tensor) -> Probes:
-        return Probes(tuple(tensor[rows] for tensor in self.inputs), self.source)
+        return self.with_inputs(tuple(tensor[rows] for tensor in self.inputs))

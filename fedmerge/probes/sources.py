@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
-from fedmerge.architecture.model_code import evaluated
-from fedmerge.errors import UsageError
+from fedmerge.architecture.model_code import evaluated, tensors_in
+from fedmerge.errors import UsageError, UserCodeError
 from fedmerge.probes.data import read_probes
 from fedmerge.probes.layer_calls import Call, LayerCall, run_heard
 from fedmerge.probes.noise import noise_probes
@@ -25,6 +26,7 @@ FEWEST_PROBES = 64  # of a costly model
 MOST_WORK = 2e12  # multiplications that one run over all probes may take
 STEPS = 60  # of synthetic inputs
 SYNTHETIC_WORK = 1e13  # multiplications that making them may take, unless they are asked for
+EQUAL = 1e-3  # of the largest output: what the order of sums may change, generously
 NOISE_SHARE = 0.5  # noise beside synthetic inputs, as a share of these
 
 
@@ -71,7 +73,34 @@ class ProbedClients:
 
 def make_probes(clients: ProbedClients) -> Probes:
     """Return probes as asked for, else the best that are cheap enough."""
-    return PROBES[_source(clients)](clients)
+    probes = PROBES[_source(clients)](clients)
+    return replace(probes, channels_last=takes_channels_last(clients))
+
+
+def takes_channels_last(clients: ProbedClients) -> bool:
+    """Return whether images may have their channels last in memory, where convolutions are faster.
+
+    Not for code that views activations in other shapes, which torch then refuses, and for other
+    code only if it gives the same outputs.
+    """
+    model = clients.modules[0]
+    if not any(isinstance(part, nn.Conv2d) for _, part in parts_of(model)):
+        return False
+    try:
+        [few] = Probes(clients.like, "noise", channels_last=True).batches(
+            len(clients.like[0]), clients.device
+        )
+        outputs = tensors_in(evaluated(model, few))
+    except UserCodeError:
+        return False
+    pairs = zip(tensors_in(clients.outputs), outputs, strict=True)
+    return all(one.shape == two.shape and _are_close(one, two) for one, two in pairs)
+
+
+def _are_close(one: Tensor, other: Tensor) -> bool:
+    if not one.is_floating_point() or not one.numel():
+        return torch.equal(one, other)
+    return torch.allclose(one, other, rtol=0, atol=EQUAL * float(one.abs().max()), equal_nan=True)
 
 
 def neutral_probes(clients: ProbedClients, probes: Probes) -> Probes:

@@ -9,8 +9,11 @@ from .labels import (
     product as product,
 )
 from .module_plan import (
+    WHY_UNTRIED as WHY_UNTRIED,
     WHY_UNSOLVED as WHY_UNSOLVED,
     fix_widths as fix_widths,
+    freed_untried as freed_untried,
+    held_untried as held_untried,
     let_go as let_go,
     plan_model as plan_model,
     plan_walked as plan_walked,

@@ -43,6 +43,7 @@ from fedmerge.values.plans import (
 )
 
 WHY_UNSOLVED = "its width does not show in any shape"
+WHY_UNTRIED = "not tried, as the merge does not grow"
 
 
 def fix_widths(plan: Plan, widths: Mapping[str, int]) -> Plan:
@@ -70,6 +71,18 @@ def let_go(plan: Plan) -> Plan:
     groups = (
         Group(g.name) if g.why == WHY_UNSOLVED else replace(g, width=None) for g in plan.groups
     )
+    return replace(plan, groups=tuple(groups))
+
+
+def held_untried(plan: Plan) -> Plan:
+    """Return the plan with the groups held of which nobody tried whether they can grow."""
+    groups = (replace(g, can_grow=False, why=WHY_UNTRIED) if g.can_grow else g for g in plan.groups)
+    return replace(plan, groups=tuple(groups))
+
+
+def freed_untried(plan: Plan) -> Plan:
+    """Return the plan with such groups free to grow, to be tried."""
+    groups = (replace(g, can_grow=True, why="") if g.why == WHY_UNTRIED else g for g in plan.groups)
     return replace(plan, groups=tuple(groups))
 
 

@@ -38,14 +38,14 @@ def evaluating(model: nn.Module) -> nn.Module:
     return model
 
 
-def copied(model: nn.Module) -> nn.Module:
-    """Return a copy of a model on the CPU, in evaluation mode."""
+def copied(model: nn.Module, *, shared: Sequence[Tensor] = ()) -> nn.Module:
+    """Return a copy of a model on the CPU, in evaluation mode; some tensors may be its own."""
     hint = "build it without tensors that carry a graph, and on the CPU"
     with user_code("the model cannot be copied", of=model, hint=hint):
-        computed = _computed_tensors(list(model.modules()))
+        memo = _computed_tensors(list(model.modules())) | {id(t): t for t in shared}
         with torch.no_grad(), warnings.catch_warnings():  # scripted parameters carry no graph then
             warnings.simplefilter("ignore", FutureWarning)  # torch's own, for exported programs
-            return evaluating(copied_object(model, computed).to("cpu"))
+            return evaluating(copied_object(model, memo).to("cpu"))
 
 
 def _computed_tensors(parts: Sequence[nn.Module]) -> dict[int, Tensor]:
@@ -158,6 +158,9 @@ BATCH = 2  # samples per input
 STEPS = 32  # of a sequence for recurrent layers
 TOKENS = 16  # of a sequence for embeddings
 SIDES = (28, 32, 64, 96, 128, 224, 256, 299)  # of images, smallest first
+ANY_SIDE = 64  # at which nets run, too, that run at any
+LAST = 7  # pixels a side that the last convolutions see, as a rule: 224 ÷ 32 or 28 ÷ 4
+IMAGE_AXES = 4  # samples, channels, height, width
 _SEED = 0
 _INPUT_HINT = (
     "give it with `input_shape`, e.g. `input_shape=1,3,32,32` (`input_dtype=long` for tokens)"
@@ -170,7 +173,8 @@ def deduce_inputs(
     """Return random inputs on which the model runs, from its first layer where none are given.
 
     A linear layer reads its own number of inputs, a recurrent one 32 steps, an embedding 16
-    tokens, a convolution the smallest usual image at which the model runs.
+    tokens, a convolution the smallest usual image at which the model runs, or one that suits its
+    strides where it runs at any size.
     """
     module = copied(model)
     if shape is not None:
@@ -181,7 +185,7 @@ def deduce_inputs(
             "the model has no layer that tells the shape of its inputs", _INPUT_HINT
         )
     failures: dict[str, UserCodeError] = {}
-    for candidate in _shapes(layer):
+    for candidate in (*_suitable_shapes(module, layer), *_shapes(layer)):
         inputs = (_draw(module, candidate, dtype or _dtype_of(layer)),)
         try:
             with torch.no_grad():
@@ -197,6 +201,45 @@ def deduce_inputs(
         _INPUT_HINT,
         details=first.details,
     ) from first
+
+
+def _suitable_shapes(module: nn.Module, layer: nn.Module) -> Iterator[tuple[int, ...]]:
+    """Yield the shape of images of which a net's last convolutions see `LAST` pixels a side.
+
+    That of nets that take any size: 224 where they reduce it by 32, and 32 (28 where there is one
+    colour) where they reduce it by 4. What they learnt from small images would not come to bear on
+    large ones, nor the other way round.
+    """
+    if not isinstance(layer, nn.Conv2d):
+        return
+    try:
+        smallest, any_side = (_last_side(module, layer, side) for side in (SIDES[0], ANY_SIDE))
+    except UserCodeError:
+        return
+    if smallest < any_side:
+        least = SIDES[0] if layer.in_channels == 1 else SIDES[1]
+        wanted = max(least, LAST * ANY_SIDE // any_side)
+        side = next((side for side in SIDES if side >= wanted), SIDES[-1])
+        yield (BATCH, layer.in_channels, side, side)
+
+
+def _last_side(module: nn.Module, layer: nn.Conv2d, side: int) -> int:
+    """Return the smallest side that any convolution leaves of images of a side."""
+    sides = [side]
+
+    def look(_: nn.Module, __: Any, made: Any) -> None:
+        if isinstance(made, Tensor) and made.dim() == IMAGE_AXES:
+            sides.append(made.shape[-1])
+
+    parts = [part for part in module.modules() if isinstance(part, nn.Conv2d)]
+    hooks = [part.register_forward_hook(look) for part in parts]
+    try:
+        with torch.no_grad():
+            run_model(module, (_draw(module, (1, layer.in_channels, side, side), None),))
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return max(1, min(sides))
 
 
 def _linear_shapes(layer: Any) -> Iterator[tuple[int, ...]]:

@@ -24,7 +24,7 @@ from fedmerge.private_torch import (
 )
 
 MOST_STEPS = 50_000  # ops of one run: those of loops each time, those that ops are made of
-MOST_SECONDS = 5.0  # of CPU time
+MOST_SECONDS = 5.0  # of CPU time of the thread that runs it: others work meanwhile
 WEIGHTS_PER_SECOND = 500_000  # besides: a file of more weights may take longer
 OPS_PER_SECOND = 400  # besides, as far as it has no more ops than MOST_OPS
 MOST_OPS = 2_000
@@ -61,7 +61,7 @@ class Budget:
     def beside(weights: int, ops: int = 0) -> Budget:
         """Return the budget of a graph of so many numbers of its own, and ops."""
         load_compiler()  # no cost of the graph's, though its first op would pay for it
-        return Budget(weights, ops, time.process_time())
+        return Budget(weights, ops, time.thread_time())
 
     def again(self, *, started: float | None = None) -> Budget:
         """Return the budget of a further run, whose time counts together with that of the first.
@@ -107,7 +107,7 @@ class Budget:
             raise self._too_slow()
 
     def _seconds_left(self) -> float:
-        return self._seconds() - (time.process_time() - self.started)
+        return self._seconds() - (time.thread_time() - self.started)
 
     def _seconds(self) -> float:
         own = self.weights / WEIGHTS_PER_SECOND + min(self.ops, MOST_OPS) / OPS_PER_SECOND

@@ -286,7 +286,7 @@ class ExportedProgram(nn.Module):
         values.update(zip(code.user_inputs, inputs, strict=True))
         # What the program makes in its weights' precision follows them where they are cast.
         dtypes = {code.dtype: _precision(self.parameters(), code.dtype)}
-        budget = code.budget.again(started=None if code.together else time.process_time())
+        budget = code.budget.again(started=None if code.together else time.thread_time())
         try:
             _Run(code, dtypes, budget).follow(code.graph, values, keep=code.results)
             return tuple(values[name] for name in code.results)

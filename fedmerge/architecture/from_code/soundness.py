@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import math
+import re
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -27,9 +30,10 @@ from fedmerge.errors import ArchitectureError, UntoldError, UserCodeError
 from fedmerge.private_torch import leaves, map_tensors
 from fedmerge.tracebacks import message_of
 from fedmerge.values.arrays import IntArray
-from fedmerge.values.plans import Plan, axis_size, index_map, outer_groups, pin_groups
+from fedmerge.values.plans import Plan, axis_size, groups_in, index_map, outer_groups, pin_groups
 
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4}  # relative to the largest output
+MOST_DOUBLES = 1 << 25  # numbers of a model that is tried in double precision (256 MB)
 
 
 def generic_model(model: nn.Module, dtype: torch.dtype, *, rng: np.random.Generator) -> nn.Module:
@@ -76,9 +80,18 @@ class _Precision(EagerMode):  # type: ignore[no-untyped-call]
 
 
 def lowest_precision(
-    model: nn.Module, inputs: tuple[Any, ...], *, state: StatePairs = ()
+    model: nn.Module,
+    inputs: tuple[Any, ...],
+    *,
+    state: StatePairs = (),
+    most_doubles: float = MOST_DOUBLES,
 ) -> torch.dtype:
-    """Return float64 if the model can run in it from end to end, else float32."""
+    """Return float64 if the model can run in it from end to end, else float32.
+
+    The latter for large models, too, which would take twice the memory and time.
+    """
+    if sum(tensor.numel() for tensor in float_tensors(model)[0].values()) > most_doubles:
+        return torch.float32
     module = copied(model).to(torch.float64)  # before the mode looks: its own tensors are single
     arguments = cast_inputs(inputs, torch.float64)
     try:
@@ -213,10 +226,32 @@ def _guilty_groups(
     state: StatePairs,
     widths: Mapping[str, int] | None = None,
 ) -> list[str]:
-    """Return the groups whose permutation changes the outputs, all if only together they do."""
+    """Return the groups whose permutation changes the outputs, all if only together they do.
+
+    What single precision says of a large model, to save time, is tried again in double.
+    """
     if not plan.groups:
         return []
+    test = partial(_guilty_in, model, plan, inputs, rng=rng, state=state, widths=widths)
     dtype = lowest_precision(model, inputs, state=state)
+    guilty = test(dtype)
+    if guilty and dtype == torch.float32:
+        dtype = lowest_precision(model, inputs, state=state, most_doubles=math.inf)
+        guilty = guilty if dtype == torch.float32 else test(dtype)
+    return guilty
+
+
+def _guilty_in(
+    model: nn.Module,
+    plan: Plan,
+    inputs: tuple[Any, ...],
+    dtype: torch.dtype,
+    *,
+    rng: np.random.Generator,
+    state: StatePairs,
+    widths: Mapping[str, int] | None,
+) -> list[str]:
+    """Return these groups, seen in some precision."""
     arguments = cast_inputs(inputs, dtype)
     module, expected = _telling_model(model, arguments, dtype, state, rng)
     shapes = {name: tuple(t.shape) for name, t in float_tensors(module)[0].items()}
@@ -288,6 +323,7 @@ Bundle: TypeAlias = tuple[str, ...]  # groups that grow together
 ADDED = 2  # zero units per group
 _STEPS = 3  # different numbers of added units in the last probe
 _CHANGED = "zero units change the outputs"
+_NUMBER = re.compile(r"\d+")
 
 
 @dataclass(frozen=True)
@@ -347,8 +383,8 @@ def probe_growth(
 ) -> Plan:
     """Return the plan with groups that can't take zero units marked so, with the reason.
 
-    All groups that may grow are tried together, then by halves; groups tied in width grow
-    together.
+    All groups that may grow are tried together, then one of each kind of layer, by halves; groups
+    tied in width grow together.
     """
     dtype = lowest_precision(model, inputs, state=state)
     arguments = cast_inputs(inputs, dtype)
@@ -399,26 +435,29 @@ def _together(
 def resized(
     module: nn.Module, plan: Plan, widths: dict[str, int], new_widths: dict[str, int]
 ) -> nn.Module:
-    """Return a copy of a module at new widths, its units first and zero units behind them."""
-    result = copied(module)
-    aliases = float_tensors(result)[1]
-    before = {name: t.detach().clone() for name, t in float_tensors(result)[0].items()}
+    """Return a copy of a module at new widths, its units first and zero units behind them.
+
+    Parameters whose shapes stay are the module's own.
+    """
+    before, aliases = float_tensors(module)
     shapes = {
         name: tuple(axis_size(axis, new_widths) for axis in tensor.axes)
         for name, tensor in plan.tensors.items()
     }
+    same = [before[n] for n, shape in shapes.items() if shape == before[n].shape]
+    result = copied(module, shared=[t for t in same if isinstance(t, nn.Parameter)])
     shapes |= {alias: shapes[name] for alias, name in aliases.items() if name in shapes}
     resize_module(result, shapes)
     kept = {group: np.arange(width) for group, width in widths.items()}
     after = float_tensors(result)[0]
     for name, tensor in plan.tensors.items():
+        grown = [new_widths[g] != widths[g] for axis in tensor.axes for g in groups_in(axis)]
+        if not any(grown):
+            continue
         maps = [torch.from_numpy(index_map(axis, kept, new_widths)) for axis in tensor.axes]
         with torch.no_grad():
             after[name].zero_()
-            if maps:
-                after[name][torch.meshgrid(*maps, indexing="ij")] = before[name]
-            else:
-                after[name].copy_(before[name])
+            after[name][torch.meshgrid(*maps, indexing="ij")] = before[name].detach()
     return evaluating(result)
 
 
@@ -444,6 +483,36 @@ def _bundles(plan: Plan, fixed: dict[str, str]) -> list[Bundle]:
 
 
 def _growable(probe: _Probe, bundles: list[Bundle], fixed: dict[str, str]) -> list[Bundle]:
+    """Return the bundles that grow; the others' reasons go to `fixed`.
+
+    Of bundles of one kind, the same layer of block after block, one is tried, and then the others
+    all together: what the first can't do they can't, as a rule.
+    """
+    if not bundles or not probe.failure([group for bundle in bundles for group in bundle]):
+        return bundles
+    kinds: dict[Hashable, list[Bundle]] = {}
+    for bundle in bundles:
+        kinds.setdefault(_kind(probe, bundle), []).append(bundle)
+    good = set(_halved(probe, [first for first, *_ in kinds.values()], fixed))
+    for first, *others in kinds.values():
+        groups = [group for bundle in others for group in bundle]
+        if first in good or (others and not probe.failure(groups)):
+            good.update(others)
+        else:
+            fixed.update(dict.fromkeys(groups, fixed[first[0]]))
+    return _halved(probe, [bundle for bundle in bundles if bundle in good], fixed)
+
+
+def _kind(probe: _Probe, bundle: Bundle) -> Hashable:
+    """Return what groups of like layers have in common: their widths, and names but for numbers."""
+    return frozenset(
+        (_NUMBER.sub("#", name), axis, probe.widths[group])
+        for group in bundle
+        for name, axis in probe.plan.axes_of(group)
+    )
+
+
+def _halved(probe: _Probe, bundles: list[Bundle], fixed: dict[str, str]) -> list[Bundle]:
     """Return the bundles that grow, halving a set that fails; the others' reasons go to `fixed`."""
     if not bundles:
         return []
@@ -455,4 +524,4 @@ def _growable(probe: _Probe, bundles: list[Bundle], fixed: dict[str, str]) -> li
         return []
     middle = len(bundles) // 2
     halves = bundles[:middle], bundles[middle:]
-    return [good for half in halves for good in _growable(probe, half, fixed)]
+    return [good for half in halves for good in _halved(probe, half, fixed)]

@@ -15,6 +15,7 @@ from tests.attacks import (
     data_files,
     further,
     legacy_files,
+    modules,
     pickles,
     places,
     programs,
@@ -29,6 +30,7 @@ KINDS = (
     data_files,
     further,
     legacy_files,
+    modules,
     pickles,
     places,
     programs,
@@ -40,7 +42,11 @@ KINDS = (
 
 BUSY = 2  # CPU seconds of cores that other work shares count half; `make fuzz` is strict
 # What does the most work that is allowed at all: smaller ones of the same kinds are quick.
-AT_LIMITS = {"as_many_tensors_as_are_allowed", "fifty_thousand_tensors"}
+AT_LIMITS = {
+    "as_many_tensors_as_are_allowed",
+    "as_many_tensors_as_are_allowed_in_modules",
+    "fifty_thousand_tensors",
+}
 
 
 def _case(name: str) -> ParameterSet:

@@ -114,13 +114,12 @@ def match(
     """
     progress = progress or default_progress()
     options, probes = changed_match_options(options, probes, changes)
-    files = OutputFiles(output, force, shard_size, report, image)
+    files = OutputFiles(output, force, shard_size, report, image, method=options.method)
     files.check(clients, can_run=model is not None)
     session = open_session(clients, options, model=model, plan=plan, device=device)
     prepared(session)
-    merge = merge_session(session, probes, progress)
-    files.write(merge, session.model, clients=session.clients, progress=progress)
-    return merge
+    merge = merge_session(session, probes, progress, as_program=files.is_program)
+    return files.write(merge, session.model, clients=session.clients, progress=progress)
 
 
 def frontier(

@@ -221,6 +221,7 @@ class Inspected(Struct, forbid_unknown_fields=True):
     architecture: str | UnsetType | None = UNSET
     not_mergeable: Problem | UnsetType | None = UNSET
     difference: str | UnsetType | None = UNSET
+    members: Count | UnsetType = UNSET  # of an ensemble's program, else 0
 
 
 class Looked(Result):

@@ -55,7 +55,7 @@ class Judge:
         """Return how well a checkpoint does in the user's model, at the checkpoint's widths."""
         with self._seeded():
             return evaluate_model(
-                load_checkpoint(code.build, checkpoint),
+                load_model(code, checkpoint),
                 self.shard,
                 self.task,
                 device=self.options.device,
@@ -75,7 +75,7 @@ class Judge:
 
         def build(number: int) -> nn.Module:
             progress("evaluating clients", number, len(clients))
-            return load_checkpoint(code.build, clients[number])
+            return load_model(code, clients[number])
 
         builds: list[Callable[[], nn.Module]] = [partial(build, k) for k in range(len(clients))]
         with self._seeded():
@@ -143,6 +143,15 @@ def evaluate(
         scores.append(Score(checkpoint.name, count_floats(checkpoint), found))
     progress("evaluating", len(checkpoints), len(checkpoints))
     return scores
+
+
+def load_model(code: ModelCode, checkpoint: Checkpoint) -> nn.Module:
+    """Return a checkpoint in the user's model; an ensemble's program as its members."""
+    from fedmerge.merging.ensemble_program import load_branches, member_count  # for few files
+
+    if member_count(checkpoint):
+        return load_branches(code, checkpoint)
+    return load_checkpoint(code.build, checkpoint)
 
 
 def count_floats(checkpoint: Checkpoint) -> int:

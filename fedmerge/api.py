@@ -119,16 +119,15 @@ def match(
     """
     progress = progress or default_progress()
     options, probes = changed_match_options(options, probes, changes)
-    files = OutputFiles(output, force, shard_size, report, image)
+    files = OutputFiles(output, force, shard_size, report, image, method=options.method)
     files.check(clients, can_run=model is not None)
     _check_known(require)
     code = _fed_with(model, probes)
     session = open_session(clients, options, model=code, plan=plan, device=device)
     prepared(session)
-    merge = merge_session(session, probes, progress)
+    merge = merge_session(session, probes, progress, as_program=files.is_program)
     _check_required(merge, require)
-    files.write(merge, session.model, clients=session.clients, progress=progress)
-    return merge
+    return files.write(merge, session.model, clients=session.clients, progress=progress)
 
 
 @checked

@@ -8,6 +8,7 @@ import json
 import os
 import pickle
 import shutil
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -81,6 +82,10 @@ def _checkpoints(folder: Path) -> list[Seed]:
     save_zip(nested, made("zip") / "a.pt")
     save_legacy(nested, made("legacy") / "a.pt")
     save_zip({"state": _state(), "extra": Payload()}, made("hostile") / "a.pt")
+    save_zip({"model": net, "epoch": 3}, made("module") / "a.pt")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that it keeps no text of the classes' code
+        save_legacy(net, made("old module") / "a.pt")
     (made("pickle") / "a.pt").write_bytes(pickle.dumps({"a": [Payload(), 1]}, 2))
     save_safetensors(_state(), made("safetensors") / "a.safetensors")
     save_sharded(_state(), made("index"), save_safetensors)
@@ -92,6 +97,8 @@ def _checkpoints(folder: Path) -> list[Seed]:
         Seed("torch zip", folder / "zip", "a.pt", zipped, read_all),
         Seed("hostile zip", folder / "hostile", "a.pt", zipped[1:], read_all),
         Seed("torch legacy", folder / "legacy", "a.pt", [*pickled, zipped[0]], read_all),
+        Seed("pickled module", folder / "module", "a.pt", zipped[1:], read_all),
+        Seed("legacy module", folder / "old module", "a.pt", pickled, read_all),
         Seed("pickle", folder / "pickle", "a.pt", [mutations.pickle_steps], read_all),
         Seed("safetensors", folder / "safetensors", "a.safetensors", both, read_all),
         Seed("shard index", folder / "index", index, [mutations.json_values], read_all),

@@ -16,6 +16,7 @@ from .npz import (
 from .outputs import (
     ABANDONED as ABANDONED,
     OUTPUT_SUFFIXES as OUTPUT_SUFFIXES,
+    PROGRAM as PROGRAM,
     LockFile as LockFile,
     Staging as Staging,
     check_output as check_output,
@@ -51,5 +52,6 @@ from .tensors import (
 from .writing import (
     write_bytes as write_bytes,
     write_model as write_model,
+    write_program as write_program,
     write_text as write_text,
 )

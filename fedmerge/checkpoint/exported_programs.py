@@ -15,7 +15,7 @@ from fedmerge.checkpoint.files import (
     open_archive,
     reason_of,
 )
-from fedmerge.checkpoint.state_dicts import leaves
+from fedmerge.checkpoint.state_dicts import is_tensor, leaves
 from fedmerge.checkpoint.tensors import StoredTensor, View, strided, torch_dtype
 from fedmerge.checkpoint.torch_files import check_byte_order, zip_tree
 from fedmerge.decoding import decode_json, shortened
@@ -176,7 +176,9 @@ def _examples(archive: Archive, record: str, options: ReadOptions) -> tuple[torc
         return ()
     region = archive.content(record)
     try:
-        tensors = [tensor.within(region.size) for tensor in leaves(zip_tree(region, options))]
+        tensors = [
+            tensor.within(region.size) for tensor in leaves(zip_tree(region, options), is_tensor)
+        ]
         if any(t.problem for t in tensors) or sum(t.reads for t in tensors) > 2 * region.size:
             return ()
         return tuple(t.load() for t in tensors)

@@ -16,6 +16,8 @@ from fedmerge.errors import CheckpointError
 from fedmerge.values.argument_rules import check_options, one_of
 from fedmerge.values.clients import Program
 
+RESAVE = 'save only the tensors: `torch.save(model.state_dict(), "model.pt")`'
+
 
 def reason_of(error: BaseException, message: str | None = None) -> str:
     """Return the first line of a library's error or of its message, printable and short."""

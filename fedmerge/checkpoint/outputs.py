@@ -390,15 +390,30 @@ def _sync_folder(folder: Path) -> None:
 
 
 SAFETENSORS = ".safetensors"
+PROGRAM = ".pt2"
 OUTPUT_SUFFIXES = (".pt", ".pth", ".bin", ".ckpt", SAFETENSORS)
 
 
 def check_output(
-    path: str | Path, *, inputs: Sequence[str | Path], force: bool, sharded: bool = False
+    path: str | Path,
+    *,
+    inputs: Sequence[str | Path],
+    force: bool,
+    sharded: bool = False,
+    is_program: bool = False,
 ) -> None:
-    """Raise `UsageError` if the output cannot or must not be written."""
+    """Raise `UsageError` if the output cannot or must not be written.
+
+    `is_program`: it is the ending of an exported program, which may be written.
+    """
     path = Path(path)
-    if path.suffix.lower() not in OUTPUT_SUFFIXES:
+    if path.suffix.lower() == PROGRAM and not is_program:
+        raise UsageError(
+            f"{path}: only an ensemble (`method=ensemble`) is written as a program",
+            f"let the output end in one of {', '.join(OUTPUT_SUFFIXES)}; `fedmerge export` makes "
+            "a program of such a file",
+        )
+    if path.suffix.lower() not in (*OUTPUT_SUFFIXES, PROGRAM):
         raise UsageError(
             f"{path}: cannot write a file of this kind",
             f"let the output end in one of {', '.join(OUTPUT_SUFFIXES)}",

@@ -24,6 +24,14 @@ _MOST_MEMORIES = 600_000
 _MOST_NAMES = 10_000  # that the table does not know
 
 
+@dataclass(eq=False, slots=True)
+class Uses:
+    """What a pickle does with a name that nobody knows."""
+
+    calls: int = 0  # of the name, or of what it made
+    modules: int = 0  # those that make a module as torch does: `cls.__new__(cls)`, then its state
+
+
 @dataclass(frozen=True, eq=False, slots=True)
 class Known:
     """A name that stands for a function of ours, or for a value that is never called."""
@@ -31,6 +39,7 @@ class Known:
     name: str
     call: Callable[..., object] | None = None
     value: object = None
+    uses: Uses | None = None  # of a name that the table does not have
 
 
 @dataclass(eq=False, slots=True)
@@ -39,7 +48,8 @@ class Inert:
 
     name: str
     state: object = None
-    content: dict[object, object] | list[object] | None = None
+    content: dict[Any, Any] | list[Any] | None = None
+    uses: Uses | None = None  # of its class, if it was made without arguments
 
 
 @dataclass(frozen=True)
@@ -48,6 +58,7 @@ class Trust:
 
     known: Mapping[str, Known] = field(default_factory=dict)
     is_admitted: Callable[[str], bool] = lambda name: False  # as a class of inert objects
+    is_harmless: Callable[[str, Uses], bool] = lambda name, uses: False  # by what is done with it
     load_storage: Callable[[Any], object] | None = None  # from a persistent id
 
 
@@ -107,9 +118,15 @@ class Machine:
         self.stack: list[Any] = []
         self.marks: list[list[Any]] = []
         self.memo: dict[int, Any] = {}
-        self.asked: dict[str, None] = {}
+        self.unknown: dict[str, Uses] = {}
         self.protocol = 0
         self._found: dict[str, Known] = {}
+
+    @property
+    def asked(self) -> tuple[str, ...]:
+        """The names that ask for code: neither the table nor the user knows them."""
+        is_harmless = self.trust.is_harmless
+        return tuple(name for name, uses in self.unknown.items() if not is_harmless(name, uses))
 
     def push(self, value: object) -> None:
         """Put a value on top."""
@@ -140,15 +157,35 @@ class Machine:
         return self._found[full]
 
     def _unknown(self, name: str) -> Known:
+        uses = Uses()
         if not self.trust.is_admitted(name):
-            self.asked[name] = None
+            self.unknown[name] = uses
         if len(self._found) >= _MOST_NAMES:
             raise ValueError(f"it names more than {_MOST_NAMES:,} functions and classes")
-        return Known(name, call=lambda *args: Inert(name))
+        return Known(name, call=lambda *args: Inert(name), uses=uses)
+
+    def new(self, kind: object, arguments: object) -> object:
+        """Return an object of a class, as `cls.__new__(cls, …)` would."""
+        made = self.call(kind, arguments)
+        if isinstance(made, Inert) and isinstance(kind, Known) and arguments == ():
+            made.uses = kind.uses
+        return made
+
+    def give_state(self, target: object, state: object) -> None:
+        """Let an object of an unknown class keep its state, and count modules among them."""
+        if not isinstance(target, Inert):
+            return
+        if target.uses is not None and target.state is None and is_module_state(state):
+            target.uses.modules += 1
+        elif target.uses is not None:  # no module, or more than one in it
+            target.uses.calls += 1
+        target.state = state
 
     def call(self, function: object, arguments: object) -> object:
         """Return what one of our functions makes of a file's arguments."""
         self.budget.take_value()
+        if isinstance(function, Known | Inert) and function.uses is not None:
+            function.uses.calls += 1
         if isinstance(function, Inert):  # what an unknown function would have made
             return Inert(function.name)
         if not isinstance(function, Known) or function.call is None:
@@ -190,6 +227,16 @@ def _modern(module: str, name: str) -> str:
     if (module, name) in _compat_pickle.NAME_MAPPING:
         module, name = _compat_pickle.NAME_MAPPING[(module, name)]
     return f"{_compat_pickle.IMPORT_MAPPING.get(module, module)}.{name}"
+
+
+_MODULE_PARTS = ("_parameters", "_buffers", "_modules")
+
+
+def is_module_state(state: object) -> bool:
+    """Whether these are the attributes of an `nn.Module`."""
+    return isinstance(state, dict) and all(
+        isinstance(state.get(part), dict) for part in _MODULE_PARTS
+    )
 
 
 class _OddKey:
@@ -245,6 +292,11 @@ def _reduce(machine: Machine) -> None:
     machine.push(machine.call(machine.stack.pop(), arguments))
 
 
+def _new(machine: Machine) -> None:
+    arguments = machine.stack.pop()
+    machine.push(machine.new(machine.stack.pop(), arguments))
+
+
 def _new_with_keywords(machine: Machine) -> None:
     machine.stack.pop()
     _reduce(machine)
@@ -252,8 +304,7 @@ def _new_with_keywords(machine: Machine) -> None:
 
 def _build(machine: Machine) -> None:
     state = machine.stack.pop()
-    if isinstance(machine.stack[-1], Inert):
-        machine.stack[-1].state = state
+    machine.give_state(machine.stack[-1], state)
 
 
 def _persistent(machine: Machine) -> None:
@@ -453,7 +504,7 @@ _NAMED: Mapping[bytes, Step] = {
     pickle.STACK_GLOBAL: _stack_global,
     pickle.INST: _instance,
     pickle.OBJ: _object,
-    pickle.NEWOBJ: _reduce,
+    pickle.NEWOBJ: _new,
     pickle.NEWOBJ_EX: _new_with_keywords,
     pickle.REDUCE: _reduce,
     pickle.BUILD: _build,
@@ -479,7 +530,7 @@ class Unpickled:
     """What a pickle holds."""
 
     value: object
-    asked: tuple[str, ...]  # names that neither the table nor the user knows
+    asked: tuple[str, ...]  # names that ask for code
     end: int = 0  # where the pickle ends in its region
 
 
@@ -493,8 +544,8 @@ def read_pickle(region: Region, trust: Trust, *, after: Unpickled = NOTHING) -> 
         value = _run(machine)
     except (*MALFORMED, struct.error) as error:
         reason = str(error) or type(error).__name__
-        raise PickleError(reason, tuple(machine.asked)) from error
-    return Unpickled(value, tuple(machine.asked), machine.stream.place)
+        raise PickleError(reason, machine.asked) from error
+    return Unpickled(value, machine.asked, machine.stream.place)
 
 
 def _run(machine: Machine) -> object:

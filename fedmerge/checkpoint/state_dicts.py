@@ -2,17 +2,20 @@
 
 import re
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import TypeGuard, TypeVar
 
 import torch
 
 from fedmerge.checkpoint.files import MOST_TENSORS, Contents, ReadOptions, listed
 from fedmerge.checkpoint.pickle_machine import Inert
+from fedmerge.checkpoint.pickled_modules import class_of, is_module
 from fedmerge.checkpoint.tensors import StoredTensor, describe
 from fedmerge.errors import CheckpointError
 
+_Leaf = TypeVar("_Leaf")
 _COMPILED = "_orig_mod"  # torch.compile, anywhere in a name
 _PARALLEL = "module"  # DataParallel, in front of all names
 _WRAPPED = "model"  # Lightning and others, in front of all names; stays in written names
@@ -145,6 +148,7 @@ def _is_copy(tensors: Tensors, name: str, twin: str | None) -> bool:
 _Path = tuple[str, ...]
 _DEEPEST = 64  # levels searched; no real checkpoint nests its tensors as deep
 _LONGEST_PATH = 1_000  # characters of all names on the way to a state dict
+_LONGEST_CLASS = 120  # characters of a class's name that are shown
 _MOST_CONTAINERS = 100_000  # lists and dictionaries searched
 
 
@@ -155,6 +159,7 @@ class Candidate:
     location: str  # dotted path, "" for the top level
     tensors: Mapping[str, StoredTensor]
     ignored: tuple[str, ...]
+    module: str | None = None  # the class, if it is a pickled module's
 
     @property
     def has_weights(self) -> bool:
@@ -174,7 +179,7 @@ def choose(tree: object, options: ReadOptions, *, label: str) -> Choice:
     """Return the state dict that the options mean; raise if there is none or more than one."""
     root, start = _start(tree, options.key, label)
     if options.key is not None and (at_root := _candidate(start, root)):
-        return Choice(at_root)
+        return Choice(at_root, _module_note(at_root))
     found, optimizer = _walk(root, start, label)
     found = [c for c in found if c.has_weights] or ([] if optimizer else found)
     pool = _pool(found, options)
@@ -184,10 +189,18 @@ def choose(tree: object, options: ReadOptions, *, label: str) -> Choice:
         raise _several(pool, label)
     copies = [c.location for c in found if is_ema(c.location) and c not in pool]
     notes = (
+        *_module_note(pool[0]),
         *(["optimizer states ignored"] if optimizer else []),
         *(f"the EMA copy '{location}' ignored" for location in copies),
     )
     return Choice(pool[0], notes)
+
+
+def _module_note(candidate: Candidate) -> tuple[str, ...]:
+    if candidate.module is None:
+        return ()
+    name = ascii(candidate.module)[1:-1][:_LONGEST_CLASS]
+    return (f"a pickled module (class {name}): tensors read, its code is not run",)
 
 
 def _pool(found: list[Candidate], options: ReadOptions) -> list[Candidate]:
@@ -240,16 +253,21 @@ def _walk(root: _Path, start: object, label: str) -> tuple[list[Candidate], bool
     return candidates, optimizer
 
 
-def leaves(tree: object) -> list[StoredTensor]:
-    """Return the tensors in lists, tuples and mappings, in order, of each container once."""
-    found: list[StoredTensor] = []
+def is_tensor(node: object) -> TypeGuard[StoredTensor]:
+    """Whether a node is a tensor."""
+    return isinstance(node, StoredTensor)
+
+
+def leaves(tree: object, is_leaf: Callable[[object], TypeGuard[_Leaf]]) -> list[_Leaf]:
+    """Return what is wanted of lists, tuples and mappings, in order, of each container once."""
+    found: list[_Leaf] = []
     seen: set[int] = set()
     pending = [iter([("", tree)])]
     while pending and len(seen) < _MOST_CONTAINERS:
         _, node = next(pending[-1], ("", None))
         if node is None:
             pending.pop()
-        elif isinstance(node, StoredTensor):
+        elif is_leaf(node):
             found.append(node)
         elif _is_container(node) and id(node) not in seen:
             seen.add(id(node))
@@ -287,6 +305,7 @@ def _is_optimizer(path: _Path, node: object) -> bool:
 
 
 def _candidate(node: object, path: _Path) -> Candidate | None:
+    module = class_of(node) if is_module(node) else None
     if isinstance(node, Inert):
         node = node.content
     if not isinstance(node, Mapping):
@@ -297,7 +316,7 @@ def _candidate(node: object, path: _Path) -> Candidate | None:
         if isinstance(key, str) and isinstance(value, torch.Tensor | StoredTensor)
     }
     ignored = tuple(str(key) for key in node if key not in tensors and isinstance(key, str | int))
-    return Candidate(".".join(path), tensors, ignored) if tensors else None
+    return Candidate(".".join(path), tensors, ignored, module) if tensors else None
 
 
 def _describe(candidate: Candidate) -> str:

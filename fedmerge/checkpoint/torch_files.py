@@ -11,6 +11,7 @@ from typing import Any, NoReturn, TypeAlias, TypeVar, cast
 import torch
 
 from fedmerge.checkpoint.files import (
+    RESAVE,
     Archive,
     Budget,
     Contents,
@@ -30,9 +31,12 @@ from fedmerge.checkpoint.pickle_machine import (
     PickleError,
     Trust,
     Unpickled,
+    Uses,
     as_key,
     read_pickle,
 )
+from fedmerge.checkpoint.pickled_modules import is_module, read_modules
+from fedmerge.checkpoint.state_dicts import leaves
 from fedmerge.checkpoint.tensors import StoredTensor, View, check_shape, dtype_name, stored, strided
 from fedmerge.errors import CheckpointError, UnsafeCheckpointError
 from fedmerge.values.clients import TensorInfo
@@ -62,6 +66,7 @@ _STORAGES = {
     "UntypedStorage": torch.uint8,
     "_UntypedStorage": torch.uint8,
 }
+_OPS = Known("torch._C._VariableFunctionsClass")  # relu and others are attributes of it
 _SCHEMES = re.compile(r"per_(tensor|channel)_\w+")  # of quantised tensors
 
 
@@ -110,6 +115,7 @@ def _values() -> Mapping[str, Known]:
         if isinstance(value, torch.dtype) or is_scheme:
             known[f"torch.{name}"] = Known(name, value=value)
     known["torch.Tensor"] = Known("torch.Tensor")
+    known[_OPS.name] = _OPS
     return known
 
 
@@ -232,6 +238,19 @@ def _bytes(*arguments: object) -> Inert:
     return Inert("bytearray")
 
 
+def _names(*arguments: object) -> Inert:
+    """Return what stands for a set, with what is in it."""
+    items = arguments[0] if arguments else []
+    _check(len(arguments) <= 1 and isinstance(items, list | tuple))
+    return Inert("set", content=list(cast(list[object], items)))
+
+
+def _op(owner: object, name: object) -> Inert:
+    """Return what stands for one of torch's own functions, which modules have as attributes."""
+    _check(owner is _OPS and isinstance(name, str))
+    return Inert(_OPS.name)
+
+
 def _small(name: str, *kinds: type) -> Callable[..., Inert]:
     """Return a function that takes a few plain values and keeps none."""
 
@@ -259,7 +278,9 @@ _TENSORS: Mapping[str, Callable[..., object]] = {
 _CONTAINERS: Mapping[str, Callable[..., object]] = {
     "collections.OrderedDict": _mapping,
     "collections.Counter": _mapping,
-    "builtins.set": _small("set", list, tuple),
+    "builtins.set": _names,
+    "builtins.getattr": _op,
+    "torch.nn.backends.thnn._get_thnn_function_backend": lambda: Inert("backend"),  # torch < 1.3
     "builtins.complex": _small("complex", int, float),
     "builtins.bytearray": _bytes,
     "_codecs.encode": _encoded,
@@ -269,9 +290,8 @@ _CONTAINERS: Mapping[str, Callable[..., object]] = {
 }
 
 
-RESAVE = 'save only the tensors: `torch.save(model.state_dict(), "model.pt")`'
-
 _LONGEST_NAME = 120  # characters of a global's name that are shown
+_OF_TORCH = re.compile(r"torch\.(nn\.functional|nn\.modules\.\w+|_C\._nn)\.\w+")
 _DANGEROUS = {  # modules whose code nobody needs to load weights
     *("os", "posix", "nt", "sys", "subprocess", "shutil", "socket", "importlib", "runpy"),
     *("builtins", "pty", "webbrowser", "code", "ctypes", "pickle", "copyreg", UNRESOLVED),
@@ -285,6 +305,17 @@ def admitting(names: Sequence[str]) -> Callable[[str], bool]:
     """
     admitted = {name for name in names if name.split(".")[0] not in _DANGEROUS}
     return admitted.__contains__
+
+
+def is_harmless(name: str, uses: Uses) -> bool:
+    """Whether nothing is done with a name but what pickled modules are made of.
+
+    It is the class of modules that were made as torch makes them, or one of torch's own functions
+    and modules that is an attribute. None is imported or called for that.
+    """
+    if name.split(".")[0] in _DANGEROUS or uses.calls != uses.modules:
+        return False
+    return uses.modules > 0 or _OF_TORCH.fullmatch(name) is not None
 
 
 def understood(path: Path, read: Callable[[], Unpickled]) -> Unpickled:
@@ -304,11 +335,6 @@ def unsafe(path: Path, globals_: Sequence[str]) -> UnsafeCheckpointError:
     """Return the error of a file that asks for code."""
     asked = [ascii(name)[1:-1][:_LONGEST_NAME] for name in globals_]
     names = listed(asked, most=10)
-    if any(name.startswith("torch.nn.modules.") for name in asked):
-        return UnsafeCheckpointError(
-            f"{path}: a pickled module, not a state dict; it asks for the code of {names}",
-            f"load it where you trust it and {RESAVE}",
-        )
     if any(name.split(".")[0] in _DANGEROUS for name in asked):
         hint = "do not load this file: such code can do anything to this machine"
     else:
@@ -339,10 +365,22 @@ def zip_tree(region: Region, options: ReadOptions) -> object:
     root = record.removesuffix("data.pkl")
     check_byte_order(archive, root)
     storages = ArchiveStorages(archive, f"{root}data/")
-    trust = Trust(tensor_names(region.file.budget), admitting(options.allow_globals), storages.load)
+    trust = _trust(region.file.budget, options, storages.load)
     content = archive.content(record)
     content.check()
-    return understood(archive.path, lambda: read_pickle(content, trust)).value
+    return _with_modules(archive.path, lambda: read_pickle(content, trust)).value
+
+
+def _trust(budget: Budget, options: ReadOptions, load: Callable[[Any], object]) -> Trust:
+    """Return what names stand for where modules may be."""
+    return Trust(tensor_names(budget), admitting(options.allow_globals), is_harmless, load)
+
+
+def _with_modules(path: Path, read: Callable[[], Unpickled]) -> Unpickled:
+    """Return what a pickle holds; of the modules in it the tensors."""
+    found = understood(path, read)
+    read_modules(leaves(found.value, is_module), path)
+    return found
 
 
 def check_byte_order(archive: Archive, root: str) -> None:
@@ -393,7 +431,9 @@ def read_legacy(file: SourceFile, options: ReadOptions) -> Contents:
     region, places = file.whole, dict[str, Region]()
     claims: dict[str, _Claim] = {}
 
-    def load(reference: Any) -> Storage:
+    def load(reference: Any) -> Storage | Known:
+        if reference[0] == "module":  # a class, and the text of its code
+            return _as(reference[1], Known)
         dtype, key, count = storage_reference(reference)
         if claims.setdefault(key, (dtype, count)) != (dtype, count):
             raise ValueError(f"the storage '{key}' has two types or sizes")
@@ -402,12 +442,12 @@ def read_legacy(file: SourceFile, options: ReadOptions) -> Contents:
         return Storage(dtype, size, (file, own), locate)
 
     plain = Trust(is_admitted=admitting(options.allow_globals))
-    trust = Trust(tensor_names(file.budget), plain.is_admitted, load)
+    trust = _trust(file.budget, options, load)
     found = NOTHING
     for _ in range(3):  # magic number, version, system
         found = _next_pickle(region, plain, found)
     system = found.value
-    tree = _next_pickle(region, trust, found)
+    tree = _with_modules(file.path, lambda: read_pickle(region, trust, after=found))
     keys = _next_pickle(region, plain, tree)
     if isinstance(system, dict) and system.get("little_endian") is False:
         raise CheckpointError(f"{file.path}: numbers are big-endian", RESAVE)

@@ -71,7 +71,7 @@ def _unpickle(archive: Archive, root: str, options: ReadOptions) -> object:
     trust = Trust(
         {**tensor_names(archive.region.file.budget), **_TAGS},
         lambda name: name.startswith(_CLASSES) or is_users(name),
-        ArchiveStorages(archive, f"{root}data/").load,
+        load_storage=ArchiveStorages(archive, f"{root}data/").load,
     )
     content = archive.content(f"{root}data.pkl")
     content.check()

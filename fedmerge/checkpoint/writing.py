@@ -368,6 +368,20 @@ def write_bytes(path: str | Path, content: bytes, *, force: bool) -> None:
         stage.commit(force=force)
 
 
+def write_program(
+    path: str | Path, content: bytes, record: Mapping[str, Any], *, force: bool
+) -> None:
+    """Write an exported program, and its record beside it."""
+    path = Path(path)
+    with _writing(path), staging() as stage:
+        stage.create(path).write(content)
+        stage.create(record_path(path)).write(readable(record).encode())
+        for file in stage.paths:
+            stage.finish(file)
+        with naming_alone(path.parent):
+            _give_names(stage, path, force=force, again=False)
+
+
 def _write_sharded(model: Model, shard_size: int, *, force: bool, again: bool) -> Digests:
     """Write shards, then their index: it never names a shard that is missing or another model's."""
     index = index_path(model.path)

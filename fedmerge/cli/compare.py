@@ -59,16 +59,20 @@ def _show(found: Comparison, title: str, terminal: Terminal) -> None:
             "" if row.gain is None else f"{row.gain:.2f}",
             "" if row.parameters is None else wording.count(row.parameters),
             "" if row.growth is None else f"{row.growth:.2f}",
+            "" if row.cost is None else f"{row.cost.seconds:.4f} s",
+            "" if row.cost is None else wording.memory(row.cost.bytes),
         ]
         for row in found.rows
     ]
     columns = ["model", *headings(metrics), "pull", "gain", "parameters", "growth"]
+    columns += ["per 1,000", "memory"]
     terminal.table(
         f"{title}, {wording.count(found.samples)} samples", columns, wording.shortened(rows)
     )
     if any(row.pull is not None for row in found.rows):
         terminal.line("pull: 0 is as far from the ensemble as the nearest client, 1 the ensemble")
         terminal.line("gain: 0 is as good as the best client, 1 as good as the ensemble")
+    terminal.line("per 1,000: seconds to run 1,000 samples; memory: parameters and activations")
     for row in found.rows:
         if row.reason:
             terminal.line(f"no {row.model}: {row.reason}")

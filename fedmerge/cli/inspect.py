@@ -53,6 +53,11 @@ def _show(inspection: Inspection, terminal: Terminal) -> None:
         for leaf, info in layer.tensors.items()
     ]
     terminal.table(title, ["tensor", "shape", "dtype", "layer"], rows)
+    if inspection.members:
+        terminal.line(
+            f"  an ensemble's program: {inspection.members} members side by side, and the weighted "
+            "mean of their outputs"
+        )
     for note in checkpoint.notes:
         terminal.line(f"  note: {note}")
     for alias, name in checkpoint.aliases.items():
@@ -97,4 +102,5 @@ def _to_json(inspection: Inspection) -> dict[str, Any]:
         "architecture": inspection.plan.architecture if inspection.plan else None,
         "not_mergeable": error_to_json(inspection.unplanned) if inspection.unplanned else None,
         "difference": inspection.difference,
+        "members": inspection.members,
     }

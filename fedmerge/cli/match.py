@@ -142,7 +142,10 @@ def _show_merge(merge: Merge, output: Path, terminal: Terminal) -> None:
         ]
         for group in merge.groups
     ]
-    terminal.table(title, ["group", "clients", "global", "matched", "scatter"], rows)
+    if merge.is_program:
+        terminal.line(f"{title}, as branches of one program: it returns their weighted mean")
+    else:
+        terminal.table(title, ["group", "clients", "global", "matched", "scatter"], rows)
     for line in (*sizes(merge), *ways_to_load(merge, output)):
         terminal.line(line)
     if merge.shares_start:
@@ -213,13 +216,21 @@ def sizes(merge: Merge) -> list[str]:
             f"every group was held to {merge.width_limit:.2f} × its widest client "
             f"to stay within --max-growth {merge.session.dials.max_growth:g}"
         )
-    if size > together:
+    if merge.options.method == "ensemble" and not merge.is_program:
+        lines.append(
+            f"side by side in one net: {size / together:.1f} × the parameters, and about as many "
+            "times the multiplications, of the clients as they are; a program costs what they do: "
+            "-o FILE.pt2 --model M"
+        )
+    elif size > together:
         lines.append("larger than all clients together: keeping them as an ensemble is cheaper")
     return lines
 
 
 def ways_to_load(merge: Merge, output: Path) -> list[str]:
-    """Say what to do with a model that is wider than the clients."""
+    """Say what to do with a model that is wider than the clients, or is a program."""
+    if merge.is_program:
+        return [f'run it without fedmerge: torch.export.load("{output}").module()']
     widest = {g.name: max(g.client_widths) for g in merge.groups}
     wider = [
         f"{g.name} {widest[g.name]} → {g.width}" for g in merge.groups if g.width > widest[g.name]
@@ -248,6 +259,8 @@ def _verdict(
     ]
     measure = f"measure it: {shlex.join(['fedmerge', 'compare', *files])} --data FILE"
     found = merge.quality
+    if merge.is_program:
+        return f"quality: it is the clients' ensemble itself; {measure}"
     if found is None:
         return f"quality: unknown without data; {measure}"
     ranked = sorted(found.clients.items(), key=lambda own: own[1].rank, reverse=True)

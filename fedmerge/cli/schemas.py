@@ -163,6 +163,9 @@ class ComparedRow(Struct, forbid_unknown_fields=True):
     pull: float | None  # 0: as far from the ensemble as the nearest client; 1: there
     gain: float | None  # 0: as good as the best client; 1: as the ensemble
     copied_client: str | None  # the client that a merge is
+    seconds_per_1000: float | None  # samples, to run the model
+    parameter_bytes: Count | None
+    activation_bytes: Count | None  # most at once, for one batch
     reason: str | None
 
 
@@ -221,6 +224,7 @@ class Inspected(Struct, forbid_unknown_fields=True):
     architecture: str | UnsetType | None = UNSET
     not_mergeable: Problem | UnsetType | None = UNSET
     difference: str | UnsetType | None = UNSET
+    members: Count | UnsetType = UNSET  # of an ensemble's program, else 0
 
 
 class Looked(Result):

@@ -42,19 +42,23 @@ def run(given: Mapping[str, Any], terminal: Terminal) -> int:
     if not found.ok:
         terminal.line(f"{merged.name}: differs from its record")
         return VerificationError.exit_code
-    terminal.line(
-        f"{merged.name}: {found.tensors} tensors and all assignments agree with the record"
-    )
+    what = "tensors" if found.is_program else "tensors and all assignments"
+    terminal.line(f"{merged.name}: {found.tensors} {what} agree with the record")
     if found.recomputed:
         if found.fitted < found.tensors:
-            terminal.line(f"recomputed from its {found.recomputed} clients: equal")
+            how = "compared with" if found.is_program else "recomputed from"
+            terminal.line(f"{how} its {found.recomputed} clients: equal")
         if found.fitted:
             terminal.line(
                 f"not recomputed: {found.fitted} tensors that depend on the probes; to check "
                 "these, merge again with the same options and compare"
             )
         if model is not None:
-            terminal.line("every client's outputs are the same in the global layout")
+            terminal.line(
+                "its outputs are the mean of the clients'"
+                if found.is_program
+                else "every client's outputs are the same in the global layout"
+            )
     elif found.is_trained:
         terminal.line("not recomputed: its tensors were trained in rounds")
     else:

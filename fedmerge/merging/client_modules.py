@@ -127,8 +127,9 @@ class ClientModules:
 
     def _loaded(self, module: nn.Module, state: Mapping[str, Tensor]) -> nn.Module:
         resize_module(module, {name: tuple(tensor.shape) for name, tensor in state.items()})
-        load_state(module, dict(state))
-        return evaluating(placed(module, self.device, self._precision))
+        ready = placed(module, self.device, self._precision)  # before, so that nothing is rounded
+        load_state(ready, dict(state))
+        return evaluating(ready)
 
     @cached_property
     def _precision(self) -> torch.dtype:

@@ -21,6 +21,7 @@ from fedmerge.merging.result import Merge, average_to_beat
 from fedmerge.merging.session import Session
 from fedmerge.probes.options import ProbeOptions
 from fedmerge.training import Evaluation
+from fedmerge.training.evaluation import InferenceCost
 from fedmerge.training.tasks import Classification
 from fedmerge.values.wording import AVERAGE, Progress, percent
 
@@ -56,7 +57,7 @@ class Row:
 
     def to_json(self) -> dict[str, Any]:
         """Return the row as `--json` prints it."""
-        found = self.evaluation
+        found, cost = self.evaluation, self.cost
         return {
             "kind": self.kind,
             "model": self.model,
@@ -67,8 +68,16 @@ class Row:
             "pull": self.pull,
             "gain": self.gain,
             "copied_client": self.copied_client,
+            "seconds_per_1000": None if cost is None else cost.seconds,
+            "parameter_bytes": None if cost is None else cost.parameter_bytes,
+            "activation_bytes": None if cost is None else cost.activation_bytes,
             "reason": self.reason or None,
         }
+
+    @property
+    def cost(self) -> InferenceCost | None:
+        """What the model costs to run, where that was measured."""
+        return None if self.evaluation is None else self.evaluation.cost
 
 
 @dataclass(frozen=True)
@@ -100,14 +109,15 @@ def compare(
     probes: ProbeOptions,
     is_matched: bool,
     progress: Progress,
+    is_timed: bool = True,
 ) -> Comparison:
     """Evaluate clients, their average, ensemble and one-shot match, and merged files.
 
-    One model is in memory at a time.
+    `is_timed`: what they cost to run is measured, too. One model is in memory at a time.
     """
     files = expand_paths(merged)
     others = open_clients(files, session.options.reading) if files else []
-    table = _Table(replace(judge, keep=compared_rows), model, session, probes)
+    table = _Table(replace(judge, keep=compared_rows, is_timed=is_timed), model, session, probes)
     rows = [
         *table.client_rows(progress),
         table.average_row(),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -28,7 +28,8 @@ from fedmerge.training import (
     seeded,
 )
 from fedmerge.training import evaluate as evaluate_model
-from fedmerge.training.evaluation import KeepRows
+from fedmerge.training.evaluation import InferenceCost, KeepRows
+from fedmerge.training.inference import ensemble_cost, inference_cost
 from fedmerge.training.objects import Data
 from fedmerge.training.shards import EVALUATION, shard_of
 from fedmerge.values.wording import Progress, silent
@@ -50,18 +51,21 @@ class Judge:
     task: LearningTask
     options: EvaluationOptions
     keep: KeepRows | None = None  # what of the models' outputs is kept to compare them
+    is_timed: bool = False  # whether it is also measured what models cost to run
 
     def evaluate(self, code: ModelCode, checkpoint: Checkpoint) -> Evaluation:
         """Return how well a checkpoint does in the user's model, at the checkpoint's widths."""
         with self._seeded():
-            return evaluate_model(
-                load_checkpoint(code.build, checkpoint),
+            model = load_model(code, checkpoint)
+            found = evaluate_model(
+                model,
                 self.shard,
                 self.task,
                 device=self.options.device,
                 batch_size=self.options.batch_size,
                 keep=self.keep,
             )
+        return replace(found, cost=self._cost(model)) if self.is_timed else found
 
     def evaluate_together(
         self,
@@ -75,7 +79,13 @@ class Judge:
 
         def build(number: int) -> nn.Module:
             progress("evaluating clients", number, len(clients))
-            return load_checkpoint(code.build, clients[number])
+            return load_model(code, clients[number])
+
+        costs: dict[int, InferenceCost] = {}
+
+        def done(number: int, model: nn.Module) -> None:
+            if self.is_timed and number not in costs:
+                costs[number] = self._cost(model)
 
         builds: list[Callable[[], nn.Module]] = [partial(build, k) for k in range(len(clients))]
         with self._seeded():
@@ -87,12 +97,28 @@ class Judge:
                 device=self.options.device,
                 batch_size=self.options.batch_size,
                 keep=self.keep,
+                done=done,
             )
         progress("evaluating clients", len(clients), len(clients))
-        return found
+        return _with_costs(found, [costs[k] for k in sorted(costs)]) if self.is_timed else found
+
+    def _cost(self, model: nn.Module) -> InferenceCost:
+        """Return what a model costs that was evaluated, with numbers of its own to draw."""
+        options = self.options
+        with self._seeded():
+            return inference_cost(
+                model, self.shard, device=options.device, batch_size=options.batch_size
+            )
 
     def _seeded(self) -> AbstractContextManager[None]:
         return seeded(SEED, self.options.device)
+
+
+def _with_costs(found: EnsembleEvaluation, costs: Sequence[InferenceCost]) -> EnsembleEvaluation:
+    return EnsembleEvaluation(
+        tuple(replace(own, cost=cost) for own, cost in zip(found.alone, costs, strict=True)),
+        replace(found.together, cost=ensemble_cost(costs)),
+    )
 
 
 def open_judge(data: Data, options: EvaluationOptions) -> Judge:
@@ -143,6 +169,15 @@ def evaluate(
         scores.append(Score(checkpoint.name, count_floats(checkpoint), found))
     progress("evaluating", len(checkpoints), len(checkpoints))
     return scores
+
+
+def load_model(code: ModelCode, checkpoint: Checkpoint) -> nn.Module:
+    """Return a checkpoint in the user's model; an ensemble's program as its members."""
+    from fedmerge.merging.ensemble_program import load_branches, member_count  # for few files
+
+    if member_count(checkpoint):
+        return load_branches(code, checkpoint)
+    return load_checkpoint(code.build, checkpoint)
 
 
 def count_floats(checkpoint: Checkpoint) -> int:

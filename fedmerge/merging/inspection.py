@@ -37,6 +37,7 @@ class Inspection:
     unplanned: FedmergeError | None = None  # why there is no plan from the file alone
     refused: FedmergeError | None = None  # why the file was not opened
     difference: str | None = None  # from the first file that was opened
+    members: int = 0  # clients in an ensemble's program
 
 
 @checked
@@ -76,7 +77,16 @@ def _inspect_opened(
         plan=plan,
         unplanned=unplanned,
         difference=None if checkpoint is first else first_difference(checkpoint, first),
+        members=_members(checkpoint),
     )
+
+
+def _members(checkpoint: Checkpoint) -> int:
+    if checkpoint.program is None:
+        return 0
+    from fedmerge.merging.ensemble_program import member_count  # other files do without
+
+    return member_count(checkpoint)
 
 
 def _plan(checkpoint: Checkpoint, chain: ChainOptions) -> Plan:

@@ -129,6 +129,7 @@ class MergeRecord:
     is_trained: bool  # in rounds: its tensors don't follow from the sources alone
     fitted: frozenset[str]  # tensors that don't either: they depend on the probes
     probes: ProbesEntry | None = None
+    is_program: bool = False  # clients as branches: no widths, no assignments
     rounds: RecordedRounds | None = None  # the options of a run in rounds
 
 
@@ -166,6 +167,7 @@ def record_from_json(value: Any, *, source: str) -> MergeRecord:
         is_trained=file.retrain is not UNSET,
         fitted=frozenset(file.fitted),
         probes=file.probes,
+        is_program=file.is_program,
         rounds=None if file.retrain is UNSET else file.retrain.options,
     )
 
@@ -199,6 +201,11 @@ def consistent_record(
     Widths and assignments can be worked with then: no array is larger than the record itself.
     """
     record = record_from_json(value, source=source)
+    if record.is_program:
+        raise ArchitectureError(
+            f"{source}: an ensemble as a program, in which no units are merged",
+            "merge again with an output that ends in .pt",
+        )
     own = () if checkpoint is None else shape_differences(checkpoint, record)
     for difference in chain(assignment_differences(record), own):
         raise CheckpointError(

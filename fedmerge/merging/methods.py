@@ -16,8 +16,15 @@ from fedmerge.values.wording import Progress
 Method: TypeAlias = Callable[[Session, ProbeOptions, Progress], Merge]
 
 
-def merge_session(session: Session, probing: ProbeOptions, progress: Progress) -> Merge:
-    """Merge a session's clients by the method of its options."""
+def merge_session(
+    session: Session, probing: ProbeOptions, progress: Progress, *, as_program: bool = False
+) -> Merge:
+    """Merge a session's clients by the method of its options; an ensemble also as a program."""
+    if as_program:
+        from fedmerge.merging.ensemble_program import branched  # most do without
+
+        is_probed(session, probing)
+        return branched(session)
     return METHODS[session.options.method](session, probing, progress)
 
 

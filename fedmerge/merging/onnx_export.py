@@ -53,7 +53,7 @@ def export(
     inputs = code.inputs(model)
     with tempfile.TemporaryDirectory() as folder:
         draft = Path(folder) / f"model.{format}"
-        run, any_batch = _written(_WRITERS[format], model, inputs, draft)
+        run, any_batch = exported(model, inputs, draft, format=format)
         with user_code("the exported model does not run"):
             found = run(inputs)
         difference = relative_difference(outputs_of(model, inputs), found)
@@ -65,10 +65,17 @@ def export(
     return Exported(output, format, difference, any_batch)
 
 
-def _written(write: Writer, model: nn.Module, inputs: Inputs, path: Path) -> tuple[Run, bool]:
-    """Export for batches of any size if the model allows it, else for that of the inputs."""
+def exported(
+    model: nn.Module, inputs: Inputs, path: Path, *, format: str, takes_list: bool = False
+) -> tuple[Run, bool]:
+    """Export for batches of any size if the model allows it, else for that of the inputs.
+
+    Return how the file is run, and whether on any batch. `takes_list`: its forward is `*inputs`.
+    """
+    write = _WRITERS[format]
     pair, three = _stacked(inputs, 2), _stacked(inputs, 3)
     free = map_leaves(_free_batch, pair)
+    free = (free,) if takes_list else free
     try:
         expected = outputs_of(model, three)
         with user_code(_FAILED):
@@ -76,7 +83,7 @@ def _written(write: Writer, model: nn.Module, inputs: Inputs, path: Path) -> tup
             found = run(three)
         if relative_difference(expected, found) <= TOLERANCE:
             return run, True
-    except UserCodeError:
+    except (UserCodeError, ArchitectureError):
         pass  # not for batches of any size, then
     with user_code(_FAILED):
         return write(model, inputs, None, path), False
@@ -102,7 +109,9 @@ def _free_batch(value: Any) -> Shapes:
 def _write_pt2(model: nn.Module, inputs: Inputs, shapes: Shapes, path: Path) -> Run:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch's own about the model's attributes
-        torch.export.save(torch.export.export(model, inputs, dynamic_shapes=shapes), path)
+        made = torch.export.export(model, inputs, dynamic_shapes=shapes)
+        _forget_places(made.graph_module)
+        torch.export.save(made, path)
     program = torch.export.load(path).module()
 
     def run(values: Inputs) -> list[torch.Tensor]:
@@ -111,6 +120,14 @@ def _write_pt2(model: nn.Module, inputs: Inputs, shapes: Shapes, path: Path) -> 
             return [tensor.detach() for tensor in tensors_in(outputs)]
 
     return run
+
+
+def _forget_places(graph_module: torch.fx.GraphModule) -> None:
+    """Drop where in which file every op was called: a file that is handed on tells no paths."""
+    for part in graph_module.modules():
+        if isinstance(part, torch.fx.GraphModule):
+            for node in part.graph.nodes:
+                node.meta.pop("stack_trace", None)
 
 
 def _write_onnx(model: nn.Module, inputs: Inputs, shapes: Shapes, path: Path) -> Run:

@@ -248,5 +248,6 @@ class RecordFile:
     quality: QualityEntry | None = None
     frontier: FrontierEntry | None = None
     fitted: tuple[str, ...] = ()
+    is_program: bool = False  # an ensemble: its tensors are the clients' own
     retrain: RetrainEntry | UnsetType = UNSET
     schema: Literal[1] = SCHEMA

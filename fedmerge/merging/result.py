@@ -65,6 +65,7 @@ class Merge:
     probes: Mapping[str, Any] | None = None  # what the probes were
     quality: Quality | None = None  # as far as probes tell it
     frontier: Mapping[str, Any] | None = None  # what other sizes would give, where it was tried
+    is_program: bool = False  # clients as branches of a program, instead of one net
     in_place: float | None = None  # share of units whose weights match at the same place
 
     @property
@@ -85,6 +86,8 @@ class Merge:
     @property
     def parameters(self) -> int:
         """How many floating-point numbers the global model holds."""
+        if self.is_program:
+            return self.session.ensemble_parameters
         return self.session.parameters(self.widths)
 
     @property
@@ -312,6 +315,7 @@ class Merge:
             "quality": None if self.quality is None else self.quality.to_json(),
             "frontier": self.frontier,
             "fitted": sorted(self.fitted),
+            **({"is_program": True} if self.is_program else {}),
             "warnings": list(self.warnings),
             "tensors": dict(digests),
         }

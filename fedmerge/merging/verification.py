@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import chain, islice
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from fedmerge.checkpoint import Checkpoint, array_digest, expand_paths, open_checkpoint, read_record
 from fedmerge.errors import ArchitectureError, FedmergeError
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from fedmerge.architecture.model_code import ModelCode
 
 
+_Compare: TypeAlias = Callable[[MergeRecord, Mapping[str, Checkpoint], Progress], Iterator[str]]
 MOST_DIFFERENCES = 1000  # that are told
 MOST_TWINS = 100  # clients that are one file, in the mean: each is a client to recompute
 
@@ -38,6 +40,7 @@ class Verification:
     differences: tuple[str, ...]
     is_trained: bool = field(default=False, repr=False)  # its tensors don't follow from clients
     fitted: int = 0  # tensors that don't either, because they depend on the probes
+    is_program: bool = field(default=False, repr=False)  # an ensemble's, as branches
 
     @property
     def ok(self) -> bool:
@@ -61,16 +64,18 @@ def verify(
     path = Path(path)
     checkpoint = open_checkpoint(path)
     record = record_from_json(read_record(path), source=path.name)
+    layout = (shape_differences(checkpoint, record), assignment_differences(record))
     differences = _first(
-        _tensor_differences(checkpoint, record),
-        shape_differences(checkpoint, record),
-        assignment_differences(record),
+        _tensor_differences(checkpoint, record), *(() if record.is_program else layout)
     )
     recompute = bool(sources) and not differences
     if recompute:
         clients = open_recorded(record, expand_paths(sources), allow_global)
-        differences += _client_differences(record, clients, progress)
-        if model is not None and not differences:
+        compare: _Compare = _recomputed_differences
+        if record.is_program:
+            compare = partial(_program_differences, checkpoint, model)
+        differences += _client_differences(record, clients, progress, compare)
+        if model is not None and not record.is_program and not differences:
             differences += _output_differences(record, clients, model)
     recomputed = recompute and not differences and not record.is_trained
     clients_used = len(record.sources) if recomputed else 0
@@ -80,6 +85,7 @@ def verify(
         differences=tuple(differences),
         is_trained=record.is_trained,
         fitted=len(record.fitted),
+        is_program=record.is_program,
     )
 
 
@@ -110,13 +116,34 @@ def open_recorded(
     return {client.sha256(): client for client in clients}
 
 
+def _program_differences(
+    checkpoint: Checkpoint,
+    model: ModelCode | None,
+    record: MergeRecord,
+    clients: Mapping[str, Checkpoint],
+    progress: Progress,
+) -> Iterator[str]:
+    """Compare an ensemble's program with its clients; run it where they can be run."""
+    from fedmerge.merging.ensemble_program import client_differences, output_differences
+
+    session = replace(prepare_recorded(record, clients), model=model)
+    progress("comparing", 0, 1)
+    found = list(client_differences(checkpoint, record, session))
+    yield from found
+    if session.can_run and not found:
+        yield from output_differences(checkpoint, session)
+
+
 def _client_differences(
-    record: MergeRecord, clients: Mapping[str, Checkpoint], progress: Progress
+    record: MergeRecord,
+    clients: Mapping[str, Checkpoint],
+    progress: Progress,
+    compare: _Compare,
 ) -> list[str]:
     """Recompute every global tensor from the clients and compare the hashes."""
     try:
         differences = list(_source_differences(record, clients))
-        return differences or _first(_recomputed_differences(record, clients, progress))
+        return differences or _first(compare(record, clients, progress))
     except FedmergeError as error:
         return [f"the clients do not fit the record: {error.problem}"]
 

@@ -108,6 +108,7 @@ def _compared(
         model,
         merged=[merged],
         probes=ProbeOptions(),
+        is_timed=False,
         is_matched=False,
         progress=progress,
     )

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedmerge.checkpoint import Checkpoint, check_output, parse_size
+from fedmerge.checkpoint import PROGRAM, Checkpoint, check_output, parse_size
 from fedmerge.errors import UsageError
 from fedmerge.merging.client_sources import paths_of
 from fedmerge.merging.result import Merge
@@ -32,6 +32,13 @@ class OutputFiles:
     report: str | Path | None
     image: ImageOptions | None
     resume: bool = False  # whether they may be those of the run that goes on
+    method: str = ""  # of the merge: an ensemble may be written as a program
+
+    @property
+    def is_program(self) -> bool:
+        """Whether the output is to be a program of the clients as branches."""
+        is_named = self.output is not None and Path(self.output).suffix.lower() == PROGRAM
+        return is_named and self.method == "ensemble"
 
     def check(
         self,
@@ -46,7 +53,13 @@ class OutputFiles:
             is_sharded = parse_size(self.shard_size) is not None
             inputs = [*paths_of(clients), *also]
             is_own = self.resume and state is not None and state.is_own(Path(self.output))
-            check_output(self.output, inputs=inputs, force=self.force or is_own, sharded=is_sharded)
+            check_output(
+                self.output,
+                inputs=inputs,
+                force=self.force or is_own,
+                sharded=is_sharded,
+                is_program=self.is_program,
+            )
         if self.report is not None or self.image is not None:
             self._check_report(clients, can_run=can_run)
         if state is not None and not self.resume:
@@ -57,6 +70,8 @@ class OutputFiles:
             raise UsageError("`image` is for a page about the result", "give `report`, too")
         if self.output is None:
             raise UsageError("`report` is about a file that is written", "give `output`, too")
+        if self.is_program:
+            raise UsageError("`report` is about one net, not about a program of several")
         may_exist = self.force or self.resume
         check_report_output(Path(self.report), inputs=paths_of(clients), force=may_exist)
         if self.image is not None:
@@ -74,10 +89,14 @@ class OutputFiles:
         clients: Sequence[Checkpoint] = (),
         work_dir: str | Path | None = None,
         progress: Progress = silent,
-    ) -> None:
-        """Write the model, and the page about it."""
+    ) -> Merge:
+        """Write the model, and the page about it; return it with what writing tells of it."""
         if self.output is None:
-            return
+            return merge
+        if self.is_program:
+            from fedmerge.merging.ensemble_program import write_branches  # most do without
+
+            return write_branches(merge, Path(self.output), force=self.force)
         written = merge.write(
             self.output,
             force=self.force,
@@ -98,6 +117,7 @@ class OutputFiles:
                 force=self.force or self.resume,
                 progress=progress,
             )
+        return merge
 
 
 def first_sample(data: Data | None, preparation: Preparation) -> ImageOptions | None:

@@ -5,7 +5,9 @@ from .client_work import (
     evaluate_model as evaluate_model,
     train as train,
 )
+from .inference import ensemble_cost as ensemble_cost, inference_cost as inference_cost
 from .evaluation import (
+    InferenceCost as InferenceCost,
     EnsembleEvaluation as EnsembleEvaluation,
     Evaluation as Evaluation,
     evaluate as evaluate,

@@ -24,6 +24,20 @@ _HINT = "samples reach the model as they are stored; images with channels last n
 
 
 @dataclass(frozen=True)
+class InferenceCost:
+    """What it costs to run a model."""
+
+    seconds: float  # for 1,000 samples
+    parameter_bytes: int  # of parameters and buffers, as they are run
+    activation_bytes: int | None  # the most of new tensors at once, for the batch; None: unknown
+
+    @property
+    def bytes(self) -> int:
+        """All memory that is known of."""
+        return self.parameter_bytes + (self.activation_bytes or 0)
+
+
+@dataclass(frozen=True)
 class Evaluation:
     """Means over all predictions of a shard."""
 
@@ -31,6 +45,7 @@ class Evaluation:
     metrics: Mapping[str, float]
     samples: int
     outputs: torch.Tensor | None = field(default=None, compare=False, repr=False)  # if kept
+    cost: InferenceCost | None = field(default=None, compare=False, repr=False)  # if measured
 
 
 KeepRows: TypeAlias = Callable[[Any], torch.Tensor]  # a model's outputs → (rows, outputs)
@@ -172,11 +187,13 @@ def evaluate_ensemble(
     batch_size: int = EVALUATION_BATCH,
     held: int = HELD_OUTPUTS,
     keep: KeepRows | None = None,
+    done: Callable[[int, nn.Module], None] = lambda number, model: None,
 ) -> EnsembleEvaluation:
     """Evaluate models alone, and the mean of their outputs (logits, for the built-in tasks).
 
     Each model is built, run and dropped before the next. Sums of outputs are kept for as many
     samples as `held` numbers suffice for; all models are built again for those that follow.
+    `done` gets every model before it is dropped.
     """
     given = weights or [1.0] * len(builds)
     shares = [weight / sum(given) for weight in given]
@@ -185,8 +202,11 @@ def evaluate_ensemble(
     while start < len(shard):
         block = _Block(shard, task, start, len(shard), batch_size, held, device)
         with torch.no_grad(), naming(shard):
-            for build, share, means in zip(builds, shares, alone, strict=True):
-                block.add(build(), share, means)
+            for number, (build, share) in enumerate(zip(builds, shares, strict=True)):
+                model = build()
+                block.add(model, share, alone[number])
+                done(number, model)
+                del model  # before the next is built
             for outputs, targets in zip(block.sums, block.targets, strict=True):
                 together.add(outputs, targets)
         start = block.stop

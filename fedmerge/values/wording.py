@@ -64,6 +64,16 @@ def megabytes(size: int) -> str:
     return f"{size / 1e6:,.1f} MB"
 
 
+def memory(size: int) -> str:
+    """Return a size in bytes as MB, of small ones two digits.
+
+    >>> memory(27_400), memory(314), memory(15_700_000)
+    ('0.027 MB', '0.00031 MB', '15.7 MB')
+    """
+    millions = size / 1e6
+    return f"{millions:,.1f} MB" if millions >= 1 else f"{millions:.2g} MB"
+
+
 def traffic(size: int) -> str:
     """Return a size in bytes in the unit that suits it.
 

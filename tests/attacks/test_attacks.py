@@ -15,6 +15,7 @@ from tests.attacks import (
     data_files,
     further,
     legacy_files,
+    modules,
     pickles,
     places,
     programs,
@@ -29,6 +30,7 @@ KINDS = (
     data_files,
     further,
     legacy_files,
+    modules,
     pickles,
     places,
     programs,
@@ -42,6 +44,7 @@ BUSY = 2  # CPU seconds of cores that other work shares count half; `make fuzz` 
 # What costs seconds, close to the most that is allowed: `make test` has smaller ones of each kind.
 COSTLY = {
     "as_many_tensors_as_are_allowed",
+    "as_many_tensors_as_are_allowed_in_modules",
     "fifty_thousand_tensors",
     "tensors_named_by_numbers",
     "a_graph_that_keeps_all_it_makes",

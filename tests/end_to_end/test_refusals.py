@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import sys
@@ -456,16 +457,18 @@ def test_a_class_that_is_allowed_by_name_is_admitted(
     cli.done(*verify, "--allow-global", "argparse.Namespace")
 
 
-def test_a_pickled_module_is_refused_with_a_recipe(
+def test_a_pickled_module_that_asks_for_more_is_refused_with_a_recipe(
     nets: list[Path], tmp_path: Path, cli: Cli
 ) -> None:
-    torch.save(nn.Sequential(nn.Linear(2, 2)), tmp_path / "module.pt")
+    net = nn.Sequential(nn.Linear(2, 2))
+    net.options = argparse.Namespace(lr=0.1)  # type: ignore[assignment]
+    torch.save(net, tmp_path / "module.pt")
     refused(
         cli,
         tmp_path,
         *("match", nets[0], tmp_path / "module.pt", "-o", tmp_path / "g.pt"),
         code=4,
-        says=["module.pt", "state_dict()"],
+        says=["module.pt", "argparse.Namespace", "state_dict()"],
     )
 
 

@@ -166,6 +166,7 @@ NAMED_BY_TESTS = {
     "merging.candidates": "its steps are watched",
     "merging.fit": "its limit of memory is lowered",
     "merging.targets": "its limit of memory is lowered",
+    "probes.least_squares": "its steps are watched",
     "report.charts": "its limits are lowered",
     "report.drawing": "its colours are compared",
 }

@@ -13,7 +13,15 @@ from fedmerge.matching.features import folded
 from fedmerge.merging.client_modules import ClientModules
 from fedmerge.merging.invariance import own_norms
 from fedmerge.merging.result import Merge
-from fedmerge.merging.targets import BATCH, Part, Targets, collect_targets, used_once
+from fedmerge.merging.targets import (
+    BATCH,
+    HELD_OUT_ROWS,
+    ROWS,
+    Part,
+    Targets,
+    collect_targets,
+    used_once,
+)
 from fedmerge.probes.layer_calls import Call, CellCall, LayerCall, names_of
 from fedmerge.probes.least_squares import Fit, Gram, GramSum, Moments, best_ridge, lively_ridge
 from fedmerge.probes.lockstep import copies_of, held_bytes, run_in_step
@@ -154,8 +162,8 @@ def fit_merges(
     probes, held_out = _held_at_once(modules, merges[0], probes, held_out)
     seed = merges[0].options.seed
     wanted, checked = (
-        collect_targets(modules, foldable, inputs, weights=weights, seed=seed)
-        for inputs in (probes, held_out)
+        collect_targets(modules, foldable, own, weights=weights, seed=seed, most_rows=rows)
+        for own, rows in ((probes, ROWS), (held_out, HELD_OUT_ROWS))
     )
     fitters = [
         Fitter(modules, merge, probes, held_out, targets)

@@ -21,6 +21,7 @@ from fedmerge.values.plans import Layout, Norm, axis_size, index_map
 
 BATCH = 128  # samples run at once
 ROWS = 24_000  # of a layer's outputs that it is fitted to, at most
+HELD_OUT_ROWS = 6_000  # that choose among the strengths of a ridge, at most
 MOST_NUMBERS = 1 << 28  # of all targets together (1 GB in single precision)
 
 Values: TypeAlias = dict[str, tuple[Layout, Tensor]]  # layout and values (rows, axis) of each kind
@@ -62,6 +63,7 @@ def collect_targets(
     *,
     weights: Collection[str],
     seed: int,
+    most_rows: int = ROWS,
 ) -> list[Targets]:
     """Return every merge's targets of layers, by their (input) weights' names, in a run's order.
 
@@ -69,7 +71,8 @@ def collect_targets(
     Of each batch some rows are kept, the same ones of every client.
     """
     targets: list[dict[str, dict[int, Part]]] = [{} for _ in merges]
-    per_batch = -(-_most_rows(merges, weights) * BATCH // len(probes))
+    rows = min(most_rows, _most_rows(merges, weights))
+    per_batch = -(-rows * BATCH // len(probes))
     for client in range(len(merges[0].clients)):
         model = modules.client(client)
         for number, inputs in enumerate(probes.batches(BATCH, modules.device)):
@@ -78,9 +81,9 @@ def collect_targets(
                 name = modules.own_names[names_of(call)[0]]
                 if name not in weights:
                     return
-                rows = some_rows(name, call, per_batch, (seed, number))
+                places = some_rows(name, call, per_batch, (seed, number))
                 for merge, collected in zip(merges, targets, strict=True):
-                    part = collected.setdefault(name, {}).setdefault(number, Part(rows))
+                    part = collected.setdefault(name, {}).setdefault(number, Part(places))
                     _add(part, modules, merge, client, name, call)
 
             run_heard(model, inputs, hear)

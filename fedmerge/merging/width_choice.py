@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TypeAlias
 
@@ -19,6 +19,7 @@ FINE = 0.05  # of the widest client: the steps in which widths are chosen
 APART = 1 - 1e-3  # correlation from which units are one, whatever the budget
 FITTED = 0.75  # of the responses; the others tell how well the fit does
 RIDGE = 1e-3
+SWEEPS = 1  # over the clients: a curve is an estimate
 ROUNDING = 1e-8  # of the mean product of a unit with itself, far above what sums are rounded by
 COLUMNS_PER_SUM = 1024  # of responses that are multiplied at once
 
@@ -54,7 +55,7 @@ def loss_curve(session: Session, responses: Sequence[FloatArray], group: str) ->
 
     def loss(width: int) -> float:
         rng = np.random.default_rng(session.options.seed)
-        options = search_options(session)
+        options = replace(search_options(session), sweeps=SWEEPS)
         matching = match_units(features, prior, options, max_width=width, rng=rng)
         return unexplained(products, matching)
 

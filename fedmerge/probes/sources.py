@@ -23,9 +23,9 @@ from fedmerge.user_code import parts_of
 from fedmerge.values.wording import Progress, silent
 
 FEWEST_PROBES = 64  # of a costly model
-MOST_WORK = 2e12  # multiplications that one run over all probes may take
+MOST_WORK = 1.2e11  # multiplications that one run over all probes may take; a merge takes about 10
 STEPS = 60  # of synthetic inputs
-SYNTHETIC_WORK = 1e13  # multiplications that making them may take, unless they are asked for
+SYNTHETIC_WORK = 1e13  # multiplications that making so many as usual may take, unless asked for
 EQUAL = 1e-3  # of the largest output: what the order of sums may change, generously
 NOISE_SHARE = 0.5  # noise beside synthetic inputs, as a share of these
 
@@ -182,7 +182,8 @@ def _source(clients: ProbedClients) -> str:
         return "data"
     if options.source not in (None, SYNTHETIC):
         return options.source
-    if options.source is None and clients.work * clients.count * STEPS > SYNTHETIC_WORK:
+    is_costly = clients.work * (options.count or DEFAULT_COUNT) * STEPS > SYNTHETIC_WORK
+    if options.source is None and is_costly:
         return "noise"
     if is_language_model(clients.outputs, clients.like, tokens=clients.tokens):
         return "text"

@@ -8,7 +8,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedmerge.probes import Fit, Gram, GramSum, Moments, best_ridge, lively_ridge, ridge
+from fedmerge.probes import (
+    Fit,
+    Gram,
+    GramSum,
+    Moments,
+    best_ridge,
+    least_squares,
+    lively_ridge,
+    ridge,
+)
 
 ROWS, INPUTS, OUTPUTS = 60, 5, 3
 
@@ -161,3 +170,34 @@ def test_inputs_that_never_vary_fit_nothing_but_the_mean() -> None:
     fit = ridge(gram(torch.ones(ROWS, INPUTS, dtype=torch.float64), targets), start(), 1e-3)
     assert torch.allclose(fit.weight, start(), rtol=0, atol=1e-9)
     assert torch.allclose(fit.weight.sum(1) + fit.bias, targets.mean(0), rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("noise", [1e-3, 0.3, 3.0])
+def test_a_wide_layer_finds_its_strength_downhill(
+    monkeypatch: pytest.MonkeyPatch, noise: float
+) -> None:
+    generator = torch.Generator().manual_seed(0)
+    true = torch.randn(3, 30, generator=generator, dtype=torch.float64)
+
+    def moments_of(rows: int) -> Gram:
+        inputs = torch.randn(rows, 30, generator=generator, dtype=torch.float64)
+        error = noise * torch.randn(rows, 3, generator=generator, dtype=torch.float64)
+        total = GramSum(30, 3, device="cpu")
+        total.add(inputs, inputs @ true.T + error)
+        return total.result(has_intercept=True)
+
+    moments = Moments(moments_of(40), moments_of(400))
+    strengths = tuple(10.0**k for k in range(-6, 4))
+    tried: list[float] = []
+
+    def counted(gram: Gram, start: torch.Tensor, strength: float) -> Fit:
+        tried.append(strength)
+        return ridge(gram, start, strength)
+
+    monkeypatch.setattr(least_squares, "ridge", counted)
+    every = best_ridge(moments, torch.zeros_like(true), strengths)
+    assert len(tried) == len(strengths)
+    monkeypatch.setattr(least_squares, "WIDE", 29)
+    downhill = best_ridge(moments, torch.zeros_like(true), strengths)
+    assert torch.equal(downhill.weight, every.weight)
+    assert len(tried) < 2 * len(strengths)

@@ -89,7 +89,7 @@ def _arguments(words: Sequence[str] | None) -> argparse.Namespace:
 def _line(merging: Merging, outcome: Outcome) -> str:
     what = f"{merging.case}, {merging.method}, probes {merging.probes}, seed {merging.seed}"
     scores = ", ".join(f"{name} {value:.2f}" for name, value in outcome.scores.items())
-    rows = (f"{c.name} {c.agreement:.1f} → {c.score:.2f}" for c in outcome.considered)
+    rows = (f"{c.name} {c.distance} → {c.score:.2f}" for c in outcome.considered)
     more = f" (growth {outcome.growth:.2f}, {outcome.seconds:.0f} s; {'; '.join(rows)})"
     return f"{what}: {scores}{more}"
 

@@ -1,4 +1,4 @@
-"""Which bars one-shot merges meet, and how well agreement with the ensemble predicts a merge."""
+"""Which bars one-shot merges meet, and how well distance from the ensemble predicts a merge."""
 
 from __future__ import annotations
 
@@ -72,14 +72,14 @@ class Foresight:
     """How well the candidates of some merges were chosen among and put in order."""
 
     merges: int
-    right: int  # merges whose candidate of the largest agreement is the best on test data
+    right: int  # merges whose candidate nearest to the ensemble is the best on test data
     lost: tuple[float, ...]  # points of each merge to its best candidate
     pairs: int  # of candidates of a merge whose accuracies are not near
-    ordered: int  # pairs that agreement puts in the order of their accuracies
+    ordered: int  # pairs that distance puts in the order of their accuracies
 
 
 def foresight(found: Sequence[Outcome]) -> Foresight:
-    """Compare agreement with accuracy over all candidates of every merge that had a choice."""
+    """Compare distance with accuracy over all candidates of every merge that had a choice."""
     choices = [outcome for outcome in found if len(outcome.considered) > 1]
     lost = tuple(
         max(c.score for c in outcome.considered) - outcome.scores["merge"] for outcome in choices
@@ -113,7 +113,8 @@ def forewarned(runs: Runs, probes: Source) -> Counter[tuple[bool, bool]]:
 
 def _doubts(warning: str) -> bool:
     """Return whether a warning says that a merge is, or may be, worse than a client."""
-    return warning.startswith("the merge ") and "worse than" in warning
+    is_doubt = warning.startswith("the merge ") and "worse than" in warning
+    return is_doubt or warning.startswith("the result is client")
 
 
 def _is_below(runs: Runs, merging: Merging, outcome: Outcome) -> bool:
@@ -124,7 +125,6 @@ def _is_below(runs: Runs, merging: Merging, outcome: Outcome) -> bool:
     return behind > 0 if measure_of(merging.case) == "accuracy" else behind < 0
 
 
-def _rank(candidate: Considered) -> tuple[float, float]:
+def _rank(candidate: Considered) -> float:
     """Return what fedmerge orders candidates by."""
-    explained = candidate.explained
-    return candidate.agreement, float("-inf") if explained is None else explained
+    return float("-inf") if candidate.distance is None else -candidate.distance

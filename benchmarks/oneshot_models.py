@@ -135,3 +135,81 @@ def _normed(inputs: int, outputs: int) -> nn.Sequential:
 
 def _conv3(inputs: int, outputs: int, stride: int) -> nn.Conv2d:
     return nn.Conv2d(inputs, outputs, 3, stride, padding=1, bias=False)
+
+
+class PlainBlock(nn.Module):
+    """Two 3×3 convolutions with batch norms beside a shortcut without weights."""
+
+    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
+        super().__init__()
+        self.conv1 = _conv3(inputs, outputs, stride)
+        self.bn1 = nn.BatchNorm2d(outputs)
+        self.conv2 = _conv3(outputs, outputs, 1)
+        self.bn2 = nn.BatchNorm2d(outputs)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return (n, outputs, …) of (n, inputs, …); new channels of the shortcut are 0."""
+        inner: torch.Tensor = self.bn2(self.conv2(self.bn1(self.conv1(x)).relu()))
+        if self.conv1.stride[0] > 1:
+            missing = inner.shape[1] - x.shape[1]
+            sides = (missing // 2, missing - missing // 2)
+            x = functional.pad(x[:, :, ::2, ::2], (0, 0, 0, 0, *sides))
+        return (inner + x).relu()
+
+
+class ResNet20(nn.Module):
+    """Three stages of three blocks, 16, 32 and 64 wide, for 32×32 images in colour."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv1 = _conv3(3, 16, 1)
+        self.bn1 = nn.BatchNorm2d(16)
+        self.layer1 = _stage(16, 16, 1)
+        self.layer2 = _stage(16, 32, 2)
+        self.layer3 = _stage(32, 64, 2)
+        self.linear = nn.Linear(64, 10)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        """Return logits (n, 10) of images (n, 3, 32, 32)."""
+        x = self.layer3(self.layer2(self.layer1(self.bn1(self.conv1(images)).relu())))
+        logits: torch.Tensor = self.linear(x.mean((2, 3)))
+        return logits
+
+
+class Patches(nn.Module):
+    """Overlapping 4×4 patches of grey images, each as 48 numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.proj = nn.Linear(16, 48)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        """Return (n, patches, 48) of images (n, 1, height, width)."""
+        rows: torch.Tensor = self.proj(functional.unfold(images, 4, stride=2).transpose(1, 2))
+        return rows
+
+
+class PatchTransformer(nn.Module):
+    """Four encoder layers over the patches of grey 28×28 images."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.patch_embed = Patches()
+        self.pos_embed = nn.Parameter(torch.zeros(1, 169, 48))
+        layer = nn.TransformerEncoderLayer(
+            48, 8, 128, activation="gelu", batch_first=True, norm_first=True
+        )
+        self.encoder = nn.TransformerEncoder(layer, 4, enable_nested_tensor=False)
+        self.norm = nn.LayerNorm(48)
+        self.classifier = nn.Sequential(nn.Linear(48, 128), nn.GELU(), nn.Linear(128, 10))
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        """Return logits (n, 10) of images (n, 1, 28, 28)."""
+        states = self.norm(self.encoder(self.patch_embed(images) + self.pos_embed))
+        logits: torch.Tensor = self.classifier(states.mean(1))
+        return logits
+
+
+def _stage(inputs: int, outputs: int, stride: int) -> nn.Sequential:
+    rest = (PlainBlock(outputs, outputs, 1) for _ in range(2))
+    return nn.Sequential(PlainBlock(inputs, outputs, stride), *rest)

@@ -13,12 +13,13 @@ from benchmarks.oneshot_suites import (
     ALONE,
     CHOICES,
     DEVELOPMENT,
-    DISTILLED,
+    FAST,
     FILES,
     METHODS,
     OURS,
     PAPER,
     PARTS,
+    PLAIN,
     SHARED,
     UNREFINED,
     Source,
@@ -27,15 +28,18 @@ from benchmarks.oneshot_suites import (
 from benchmarks.page_block import replace_blocks, table, told_machine
 from benchmarks.report import machine
 
-COMPARED = ("mean client", "best client", "element-wise average", "ensemble")
+COMPARED = (
+    *("mean client", "best client", "label-free pick"),
+    *("element-wise average", "ensemble"),
+)
 MATCHED: Sequence[tuple[str, str, Source | None]] = (  # head, method, probes; None: all
     ("paper's preset", PAPER, None),
     ("files alone, --refine 0", UNREFINED, None),
     ("files alone", FILES, None),
+    ("plain distillation, 1,000 inputs", PLAIN, "data"),
+    ("ours, 1,000 inputs, --effort fast", FAST, "data"),
     ("ours, no data", OURS, "default"),
     ("ours, 1,000 inputs", OURS, "data"),
-    ("distilled, no data", DISTILLED, "default"),
-    ("distilled, 1,000 inputs", DISTILLED, "data"),
 )
 PROBED: tuple[Source, ...] = ("default", "data")
 
@@ -123,26 +127,27 @@ def _details(results: Runs, cases: Sequence[str]) -> str:
     """Return a table of what was predicted and chosen, and what it took."""
     rows = []
     for case in cases:
-        for method in (OURS, DISTILLED):
-            for probes in PROBED:
+        for method in (FILES, PLAIN, FAST, OURS):
+            for probes, given in WITH.items():
                 found = outcomes(results, case, method, probes)
                 if found:
-                    rows.append((f"{case}, {method}", WITH[probes], *_told(found)))
-    heads = ("merge", "probes", "seeds", "predicted agreement", "best client's", "chosen")
-    return table((*heads, "growth", "seconds"), rows) if rows else ""
+                    rows.append((f"{case}, {method}", given, *_told(found)))
+    heads = ("merge", "probes", "seeds", "pull", "gain", "predicted pull", "chosen")
+    return table((*heads, "growth", "CPU seconds"), rows) if rows else ""
 
 
 def _told(found: Sequence[Outcome]) -> Iterator[str]:
     yield str(len(found))
-    yield _percent([o.predicted for o in found if o.predicted is not None])
-    yield _percent([o.best_client for o in found if o.best_client is not None])
+    for name in ("pull", "gain", "predicted"):
+        values = [value for o in found if (value := getattr(o, name)) is not None]
+        yield _spread(values, 2) if values else "–"
     yield "; ".join(dict.fromkeys(o.chosen for o in found))
     yield f"{statistics.mean(o.growth for o in found):.2f}×"
     yield f"{statistics.mean(o.seconds for o in found):.0f}"
 
 
 def _foresight(results: Runs) -> str:
-    """Return how well agreement chose and ordered candidates, by the probes it was measured on."""
+    """Return how well distance chose and ordered candidates, by the probes it was measured on."""
     rows = []
     for probes in PROBED:
         found = foresight(
@@ -180,10 +185,6 @@ def _warnings(results: Runs, probes: Source) -> Iterator[str]:
 
 def _named(case: str) -> str:
     return f"{case} (bits per character)" if measure_of(case) == "bits" else case
-
-
-def _percent(values: Sequence[float]) -> str:
-    return _spread(values, 1) + " %" if values else "–"
 
 
 def _cell(values: Sequence[float], case: str) -> str:

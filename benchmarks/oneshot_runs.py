@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import statistics
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -19,11 +20,20 @@ from torch.nn import functional
 
 import fedmerge
 from benchmarks.oneshot_clients import Folders, Setting, setting
-from benchmarks.oneshot_suites import ALONE, Measure, Merging, Source, options_of
+from benchmarks.oneshot_suites import (
+    ALONE,
+    PLAIN,
+    STEPS,
+    Measure,
+    Merging,
+    Source,
+    options_of,
+)
 from fedmerge.merging import Agreement, Answers, Candidate, candidates
-from fedmerge.probes import ProbeOptions
+from fedmerge.probes import AUGMENTATIONS, ProbeOptions, read_probes
 
 BATCH = 500  # samples that are tested at once
+LESSON, RATE = 64, 1e-3  # samples of a step of plain distillation, and Adam's rate at its start
 CANDIDATES_OF = 0  # the seed whose candidates are all tested, as that takes longer than merging
 
 
@@ -32,8 +42,7 @@ class Considered:
     """A way to merge among which fedmerge chose, as it was predicted and as it is."""
 
     name: str
-    agreement: float  # with the ensemble's decisions, on held-out probes, in %
-    explained: float | None  # of the variance of the ensemble's outputs; None: not finite
+    distance: float | None  # from the ensemble, on held-out probes; None: not finite
     score: float  # on test data
 
 
@@ -43,10 +52,11 @@ class Outcome:
 
     scores: Mapping[str, float]  # of the merge, or of all that is compared with it
     growth: float = 1.0  # parameters ÷ those of a client
-    seconds: float = 0.0  # of wall time, one thread
+    seconds: float = 0.0  # of CPU time, one thread
     chosen: str = ""
-    predicted: float | None = None  # agreement with the ensemble in %
-    best_client: float | None = None  # the largest agreement of a client in %
+    pull: float | None = None  # 0: as far from the ensemble as the nearest client; 1: there
+    gain: float | None = None  # 0: as good as the best client; 1: as the ensemble
+    predicted: float | None = None  # the pull that fedmerge foresaw
     considered: tuple[Considered, ...] = field(default=())
     warnings: tuple[str, ...] = ()
 
@@ -56,20 +66,24 @@ def carry_out(merging: Merging, folders: Folders) -> Outcome:
     found = setting(merging.case, merging.seed, folders)
     if merging.method == ALONE:
         return _alone(found)
+    if merging.method == PLAIN:
+        return _distilled(merging, found)
     return _merged(merging, found)
 
 
 def _alone(found: Setting) -> Outcome:
     """Test every client, their element-wise average and the mean of their outputs."""
-    outputs = [_outputs(fedmerge.load_model(found.code.build, file), found) for file in found.files]
+    outputs = _clients(found)
     each = {file.stem: score(own, found.y, found.measure) for file, own in
             zip(found.files, outputs, strict=True)}  # fmt: skip
     best = (max if found.measure == "accuracy" else min)(each.values())
     average = fedmerge.match(found.files, fedmerge.MatchOptions(method="average"), model=found.code)
+    nearest = _distances(outputs)
     others = {
         "mean client": statistics.mean(each.values()),
         "best client": best,
-        "element-wise average": _tested(average, found),
+        "label-free pick": list(each.values())[nearest.index(min(nearest))],
+        "element-wise average": score(_written_outputs(average, found), found.y, found.measure),
         "ensemble": score(torch.stack(outputs).mean(0), found.y, found.measure),
     }
     return Outcome({**each, **others})
@@ -79,7 +93,7 @@ def _merged(merging: Merging, found: Setting) -> Outcome:
     asked: dict[str, Any] = {**options_of(merging.method), "seed": merging.seed}
     if merging.growth is not None:
         asked["max_growth"] = merging.growth
-    began = time.perf_counter()
+    began = time.process_time()
     with _considered() as heard:
         merge = fedmerge.match(
             found.files,
@@ -87,32 +101,59 @@ def _merged(merging: Merging, found: Setting) -> Outcome:
             model=found.code,
             probes=_probes(merging.probes, found),
         )
-    seconds = time.perf_counter() - began
+    seconds = time.process_time() - began
+    tested = _tested(_written_outputs(merge, found), found)
+    tested = replace(tested, growth=merge.growth, seconds=seconds, warnings=merge.warnings)
     quality = merge.quality
     if quality is None:
-        own_score = {"merge": _tested(merge, found)}
-        return Outcome(own_score, merge.growth, seconds, warnings=merge.warnings)
+        return tested
     considered = tuple(
-        _compared(c.name, quality.candidates[c.name], _tested(c.merge, found))
+        _compared(c, quality.candidates[c.name], found)
         for c in heard
-        if c.name == quality.chosen or merging.seed == CANDIDATES_OF
+        if merging.seed == CANDIDATES_OF
     )
-    [own] = [c.score for c in considered if c.name == quality.chosen]
-    return Outcome(
-        {"merge": own},
-        merge.growth,
-        seconds,
+    return replace(
+        tested,
         chosen=quality.chosen,
-        predicted=100 * quality.merged.decisions,
-        best_client=100 * quality.clients[quality.best_client].decisions,
+        predicted=quality.position.pull,
         considered=considered,
-        warnings=merge.warnings,
     )
 
 
-def _compared(name: str, agreed: Agreement, own: float) -> Considered:
-    finite = agreed.to_json()
-    return Considered(name, 100 * agreed.decisions, finite["explained"], own)
+def _compared(candidate: Candidate, agreed: Agreement, found: Setting) -> Considered:
+    own = score(_written_outputs(candidate.merge, found), found.y, found.measure)
+    return Considered(candidate.name, agreed.to_json()["distance"], own)
+
+
+def _distilled(merging: Merging, found: Setting) -> Outcome:
+    """Train the label-free pick, at its own size, to answer as the ensemble does on mixtures."""
+    assert found.unlabelled is not None
+    began = time.process_time()
+    probes = read_probes(found.unlabelled)
+    models = [fedmerge.load_model(found.code.build, file).eval() for file in found.files]
+    [samples] = probes.inputs
+    with torch.no_grad():
+        each = torch.stack([model(samples) for model in models])
+        gaps = [(own.softmax(-1) - each.mean(0).softmax(-1)).abs().mean() for own in each]
+    student = copy.deepcopy(models[int(torch.stack(gaps).argmin())])
+    optimizer = torch.optim.Adam(student.parameters(), lr=RATE)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, STEPS)
+    generator = torch.Generator().manual_seed(merging.seed)
+    is_mixed = samples.is_floating_point()
+    for _ in range(STEPS):
+        batch = samples[torch.randperm(len(samples), generator=generator)[:LESSON]]
+        batch = AUGMENTATIONS["mixtures"](batch, generator) if is_mixed else batch
+        with torch.no_grad():
+            wanted = torch.stack([model(batch) for model in models]).mean(0).flatten(0, -2)
+        optimizer.zero_grad()
+        given = student(batch).flatten(0, -2)
+        own, other = given.log_softmax(1), wanted.log_softmax(1)
+        loss = functional.kl_div(own, other, log_target=True, reduction="batchmean")
+        torch.autograd.backward(loss)
+        optimizer.step()
+        schedule.step()
+    seconds = time.process_time() - began
+    return replace(_tested(_outputs(student, found), found), seconds=seconds)
 
 
 def _probes(source: Source, found: Setting) -> ProbeOptions:
@@ -135,12 +176,38 @@ def _considered() -> Iterator[list[Candidate]]:
         yield heard
 
 
-def _tested(merge: fedmerge.Merge, found: Setting) -> float:
-    """Test a merge as its users would: written to a file, and loaded into their model."""
+def _tested(outputs: Tensor, found: Setting) -> Outcome:
+    """Return the score, pull and gain of a model by its outputs on test data."""
+    clients = _clients(found)
+    ensemble = torch.stack(clients).mean(0)
+    own, together, *each = (
+        score(answers, found.y, found.measure) for answers in (outputs, ensemble, *clients)
+    )
+    best = (max if found.measure == "accuracy" else min)(each)
+    distance = _distances([outputs, *clients], ensemble)
+    return Outcome(
+        {"merge": own},
+        pull=1 - distance[0] / min(distance[1:]),
+        gain=(own - best) / (together - best) if together != best else None,
+    )
+
+
+def _distances(outputs: Sequence[Tensor], ensemble: Tensor | None = None) -> list[float]:
+    """Return how far probabilities are from the ensemble's, on test data and without labels."""
+    wanted = (torch.stack(list(outputs)).mean(0) if ensemble is None else ensemble).softmax(-1)
+    return [float((own.softmax(-1) - wanted).abs().sum(-1).mean()) for own in outputs]
+
+
+def _clients(found: Setting) -> list[Tensor]:
+    """Return every client's outputs on test data."""
+    return [_outputs(fedmerge.load_model(found.code.build, file), found) for file in found.files]
+
+
+def _written_outputs(merge: fedmerge.Merge, found: Setting) -> Tensor:
+    """Run a merge as its users would: written to a file, and loaded into their model."""
     with tempfile.TemporaryDirectory() as folder:
         path = merge.write(Path(folder) / "merged.safetensors")
-        model = fedmerge.load_model(found.code.build, path)
-    return score(_outputs(model, found), found.y, found.measure)
+        return _outputs(fedmerge.load_model(found.code.build, path), found)
 
 
 def _outputs(model: nn.Module, found: Setting) -> Tensor:

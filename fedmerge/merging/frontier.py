@@ -50,7 +50,7 @@ class Frontier:
 
     merge: Merge
     clients: tuple[Point, ...]
-    merges: tuple[Point, ...]  # from the smallest budget to the largest, not distilled
+    merges: tuple[Point, ...]  # from the smallest budget to the largest, not refined
     ensemble: Point  # of all clients, side by side
 
     def to_json(self) -> dict[str, Any]:

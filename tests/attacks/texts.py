@@ -232,7 +232,7 @@ WISHES: dict[str, dict[str, Any]] = {
     "data": {"data": "canary.py:make"},
     "threads": {"threads": 1_000_000},
     "sweeps": {"sweeps": 10**9},
-    "steps": {"distill_steps": 10**9},
+    "effort": {"effort": "for ever"},
     "growth": {"max_growth": 1e300},
 }
 for _name, _wish in WISHES.items():

@@ -124,7 +124,7 @@ def test_a_merge_that_was_trained_on_probes_is_measured_like_others(
     cli: Cli, tmp_path: Path
 ) -> None:
     clients, output = save_clients(tmp_path), tmp_path / "g.pt"
-    trained = ("--set", "probe_count=60", "--distill", "--set", "distill_steps=5")
+    trained = ("--set", "probe_count=60", "--effort", "normal")
     cli.done("match", *clients, "--model", MODEL, *trained, "-o", output)
     asked = ("--model", MODEL, "--data", save_test(tmp_path), "-o", tmp_path / "page.html")
     assert (

@@ -53,8 +53,9 @@ def oneshot_results() -> dict[Merging, Outcome]:
             1.9,
             10.0,
             "equal clients, fit",
-            95.0,
-            90.0,
+            pull=0.4,
+            gain=0.2,
+            predicted=0.5,
             considered=_considered(score),
         )
         for seed, score in enumerate((51.5, 53.5))
@@ -63,7 +64,7 @@ def oneshot_results() -> dict[Merging, Outcome]:
 
 
 def _considered(score: float) -> tuple[Considered, ...]:
-    return (Considered("a", 95.0, 0.5, score), Considered("b", 80.0, 0.5, 40.0))
+    return (Considered("a", 0.1, score), Considered("b", 0.3, 40.0))
 
 
 def paper_results() -> dict[Experiment, PaperOutcome]:

@@ -1,4 +1,4 @@
-"""`match --distill` and `match --frontier`, as a user runs them."""
+"""`match --effort` and `match --frontier`, as a user runs them."""
 
 from __future__ import annotations
 
@@ -26,34 +26,48 @@ def asked(tmp_path: Path) -> list[object]:
 
 
 @pytest.mark.slow
-def test_a_distilled_merge_says_which_start_won_and_is_made_again_from_its_record(
+def test_a_refined_merge_says_which_start_won_and_is_made_again_from_its_record(
     cli: Cli, asked: list[object], tmp_path: Path
 ) -> None:
-    steps = ("--distill", "--set", "distill_steps=150", "--max-growth", 1)
-    said = cli.done(*asked, *steps, "-o", tmp_path / "a.pt").out
-    assert ": distilled from " in said
+    said = cli.done(*asked, "--max-growth", 1, "-o", tmp_path / "a.pt").out
+    assert ": refined " in said
+    assert "quality, predicted: " in said
     record = tmp_path / "a.pt.json"
     again = (*asked[4:], "--config", record, "-o", tmp_path / "b.pt", "--json")
     quality = cli.done("match", *asked[1:4], *again).json["quality"]
-    assert quality["chosen"].startswith("distilled from ")
-    agreed = {name: own["decisions"] for name, own in quality["candidates"].items()}
-    assert quality["agreement"]["decisions"] == max(agreed.values())
+    assert quality["chosen"].startswith("refined ")
+    distances = [own["distance"] for own in quality["candidates"].values()]
+    assert quality["agreement"]["distance"] == min(distances)
     first, second = (torch.load(tmp_path / name) for name in ("a.pt", "b.pt"))
     assert all(torch.equal(first[name], second[name]) for name in first)
     cli.done("verify", tmp_path / "a.pt", *asked[1:4])
 
 
-def test_more_steps_give_another_model_and_none_the_plain_one(
+def test_more_effort_gives_another_model_and_a_nearer_one(
     cli: Cli, asked: list[object], tmp_path: Path
 ) -> None:
-    states = []
-    for number, more in enumerate([(), ("--distill", "--set", "distill_steps=0"), ("--distill",)]):
-        output = tmp_path / f"{number}.pt"
-        cli.done(*asked, *more, "--max-growth", 1, "-o", output)
+    distances, states = [], []
+    for effort in ("fast", "normal"):
+        output = tmp_path / f"{effort}.pt"
+        more = ("--effort", effort, "--max-growth", 1, "-o", output, "--json")
+        quality = cli.done(*asked, *more).json["quality"]
+        distances.append(quality["agreement"]["distance"])
         states.append(torch.load(output))
-    plain, none, some = states
-    assert all(torch.equal(plain[name], none[name]) for name in plain)
-    assert not any(torch.equal(plain[name], some[name]) for name in plain)
+    assert distances[1] < distances[0]
+    fast, normal = states
+    assert not any(torch.equal(fast[name], normal[name]) for name in fast)
+
+
+def test_nothing_is_written_where_the_merge_is_not_better_as_required(
+    cli: Cli, asked: list[object], tmp_path: Path
+) -> None:
+    alone, required = [*asked[:1], asked[1], asked[1]], ("--require", "better")
+    says = ["the merge is not expected to be better than every client", "without --require"]
+    cli.refused(*alone, *asked[4:], *required, "-o", tmp_path / "g.pt", code=1, says=says)
+    cli.refused(*asked[:4], *required, "-o", tmp_path / "g.pt", code=1, says=["nothing tells"])
+    assert not list(tmp_path.glob("g.pt*"))
+    cli.done(*asked, *required, "-o", tmp_path / "g.pt")
+    assert (tmp_path / "g.pt").exists()
 
 
 def test_the_frontier_ends_with_the_ensemble_and_the_merge_is_written(
@@ -61,7 +75,7 @@ def test_the_frontier_ends_with_the_ensemble_and_the_merge_is_written(
 ) -> None:
     said = cli.done(*asked, "--frontier", "-o", tmp_path / "g.pt").out
     table = said[: said.index("3 clients (")].splitlines()
-    assert table[0] == "size against agreement with the ensemble on 60 held-out probes"
+    assert table[0] == "size against agreement with the ensemble on 240 held-out probes"
     assert [line.split()[0] for line in table[2:]] == [*["client"] * 3, *["merge"] * 5, "ensemble,"]
     assert table[-1].split()[-4:] == ["3.00", "3,630", "100.0", "%"]
     assert (tmp_path / "g.pt").exists()
@@ -104,8 +118,9 @@ def test_without_the_option_no_frontier_is_given(
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        (["--set", "distill_steps=5"], "--set distill_steps is for --distill"),
-        (["--distill", "--set", "distill_steps=-1"], "--set distill_steps is -1"),
+        (["--effort", "huge"], "--effort is 'huge', expected fast, normal or thorough"),
+        (["--require", "best"], "--require is 'best', expected better"),
+        (["--set", "augment=blur"], "--set augment is ['blur'], expected some of none, views"),
         (["--set", "frontier_plot=sizes.pdf"], "expected a name that ends in .svg or .png"),
         (["--set", "frontier_plot=nowhere/sizes.svg"], "its folder does not exist"),
         (["--frontier", "--set", "preset=paper"], "--frontier: the clients are not run"),
@@ -118,12 +133,12 @@ def test_what_makes_no_sense_is_refused_before_any_work(
     assert not (tmp_path / "g.pt").exists()
 
 
-@pytest.mark.parametrize("option", ["--distill", "--frontier"])
+@pytest.mark.parametrize("option", [["--effort", "thorough"], ["--frontier"]])
 def test_files_alone_are_refused(
-    cli: Cli, asked: list[object], tmp_path: Path, option: str
+    cli: Cli, asked: list[object], tmp_path: Path, option: list[str]
 ) -> None:
     clients = asked[1:4]
-    cli.refused("match", *clients, option, "-o", tmp_path / "g.pt", code=2, says=["--model"])
+    cli.refused("match", *clients, *option, "-o", tmp_path / "g.pt", code=2, says=["--model"])
 
 
 def test_an_existing_picture_is_kept_unless_forced(

@@ -71,6 +71,7 @@ class Merged(Result):
     growth: float
     width_limit: float | None
     in_place: float | None
+    alike_share: float | None  # of units whose weights are alike those they are matched with
     quality: QualityEntry | None
     warnings: list[str]
     output: str

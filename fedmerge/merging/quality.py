@@ -286,8 +286,10 @@ class Quality:
             )
         elif not self.is_better and self.merged.distance > NEGLIGIBLE:
             doubt = "" if self._is_real else "; made-up probes flatter a merge"
+            is_farther = (self.position.pull or 0.0) < 0
+            how = "is predicted to be" if is_farther else "may be"
             yield (
-                f"the merge may be worse than client {self.best_client}: on {self.samples} "
+                f"the merge {how} worse than client {self.best_client}: on {self.samples} "
                 f"{self.source} probes it is {self.position.words}{doubt}"
             )
         elif self.alike is not None and self.alike < ALIKE and self.source != "noise":

@@ -95,7 +95,7 @@ def test_the_frontier_is_given_as_json_and_drawn(
 ) -> None:
     plot = tmp_path / "sizes.svg"
     more = ("--set", f"frontier_plot={plot}", "-o", tmp_path / "g.pt", "--json")
-    value = cli.done(*asked, *more).json
+    value = cli.done(*asked, "--effort", "fast", *more).json
     points = value["frontier"]["points"]
     assert [point["budget"] for point in points] == [1.0, 1.25, 1.5, 2.0, 3.0, None]
     assert points[-1]["agreement"] == {"decisions": 1.0, "explained": 1.0, "distance": 0.0}
@@ -120,7 +120,7 @@ def test_without_the_option_no_frontier_is_given(
     [
         (["--effort", "huge"], "--effort is 'huge', expected fast, normal or thorough"),
         (["--require", "best"], "--require is 'best', expected better"),
-        (["--set", "augment=blur"], "--set augment is ['blur'], expected some of none, views"),
+        (["--set", "augment=blur"], "--set augment is ('blur',), expected some of none, views"),
         (["--set", "frontier_plot=sizes.pdf"], "expected a name that ends in .svg or .png"),
         (["--set", "frontier_plot=nowhere/sizes.svg"], "its folder does not exist"),
         (["--frontier", "--set", "preset=paper"], "--frontier: the clients are not run"),

@@ -41,7 +41,7 @@ def test_the_quality_is_in_the_json_the_text_and_the_record(
     output = tmp_path / "out.pt"
     found = cli.done("match", *clients, *MODEL, *FEW, "-o", output, "--json").json["quality"]
     assert found["probes"] == "noise"
-    assert found["samples"] == 12
+    assert found["samples"] == 4 * 12
     assert set(found["clients"]) == {"c1", "c2", "c3"}
     assert found["agreement"] == found["candidates"][found["chosen"]]
     assert all(0 <= own["decisions"] <= 1 for own in found["candidates"].values())
@@ -51,7 +51,7 @@ def test_the_quality_is_in_the_json_the_text_and_the_record(
     assert record["probes"]["count"] == 60
     text = cli.done("match", *clients, *MODEL, *FEW, "-o", output, "--force")
     (line,) = quality_lines(text)
-    assert f"{percent(found['agreement']['decisions'])} of 12 held-out probes (noise)" in line
+    assert f"{percent(found['agreement']['decisions'])} of 48 held-out probes (noise)" in line
     assert all(
         f"{percent(own['decisions'])} ({name})" in line for name, own in found["clients"].items()
     )
@@ -201,7 +201,7 @@ def test_real_inputs_are_bytes_normalised_as_in_training(
     arguments = ["match", *clients, *MODEL, "--probe-data", data, "-o", output, "--force", "--json"]
     found = cli.done(*arguments, "--set", "normalize=0,1").json["quality"]
     assert found["probes"] == "data"
-    assert found["samples"] == 20
+    assert found["samples"] == 4 * 20
     other = cli.done(*arguments, "--set", "normalize=0.5,0.1").json["quality"]
     assert found["clients"] != other["clients"]
     assert record_of(output)["probes"]["data"] == "inputs.npz"
@@ -213,7 +213,7 @@ def test_real_inputs_are_bytes_normalised_as_in_training(
         (
             np.zeros((50, 1, 9, 9), np.float32),
             3,
-            "the model does not run on inputs of shape (10, 1, 9, 9): RuntimeError: mat1",
+            "the model does not run on inputs of shape (40, 1, 9, 9): RuntimeError: mat1",
         ),
         (np.zeros((4, 1, 8, 8), np.float32), 2, "has 4 inputs, expected at least 10"),
         (np.full((50, 1, 8, 8), np.nan, np.float32), 1, "NaN or infinite"),
@@ -333,7 +333,7 @@ def test_exported_programs_are_run_without_any_code(cli: Cli, tmp_path: Path) ->
         torch.export.save(program, files[-1])
     output = tmp_path / "out.pt"
     outcome = cli.done("match", *files, *FEW, "-o", output, "--json")
-    assert outcome.json["quality"]["samples"] == 12
+    assert outcome.json["quality"]["samples"] == 4 * 12
     assert "weights alone" not in outcome.err
     assert cli.done("verify", output, *files, "--json").json["ok"]
 

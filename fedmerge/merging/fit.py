@@ -23,7 +23,16 @@ from fedmerge.merging.targets import (
     used_once,
 )
 from fedmerge.probes.layer_calls import Call, CellCall, LayerCall, names_of
-from fedmerge.probes.least_squares import Fit, Gram, GramSum, Moments, best_ridge, lively_ridge
+from fedmerge.probes.least_squares import (
+    WIDE,
+    Fit,
+    GramSum,
+    Moments,
+    Summary,
+    best_ridge,
+    few_rows,
+    lively_ridge,
+)
 from fedmerge.probes.lockstep import copies_of, held_bytes, run_in_step
 from fedmerge.probes.probe_inputs import Probes
 from fedmerge.user_code import state_of
@@ -60,7 +69,7 @@ def fitted_layer(
 ) -> dict[str, Array]:
     """Return the weight and bias of a layer, and the batch norm that follows it, if any."""
     start = np.moveaxis(_folded_mean(merge, name), call.out_axis, 0)
-    flat = torch.from_numpy(start.reshape(len(start), -1)).to(moments.fitted.inputs)
+    flat = torch.from_numpy(start.reshape(len(start), -1)).to(moments.fitted.like)
     is_hidden = bool(merge.plan.tensors[name].produces)
     fit = (lively_ridge if is_hidden else best_ridge)(moments, flat, STRENGTHS)
     weight = fit.weight.cpu().numpy().reshape(start.shape)
@@ -93,7 +102,7 @@ def fitted_cell(
     names: Mapping[str, str], arrays: Mapping[str, Array], call: CellCall, moments: Moments
 ) -> dict[str, Array]:
     """Return the tensors of one layer and direction of a recurrent stack."""
-    like = moments.fitted.inputs
+    like = moments.fitted.like
     from_inputs = torch.from_numpy(arrays[names[call.weight_ih]]).to(like)
     from_states = torch.from_numpy(arrays[names[call.weight_hh]]).to(like)
     rows, inputs = from_inputs.shape
@@ -259,7 +268,7 @@ class Fitter:
             {number - first: call for number, call in calls.items() if number >= first},
         )
         fitted, held_out = (
-            self._gram(own, targets[name], has_intercept=has_intercept)
+            self._summary(own, targets[name], has_intercept=has_intercept)
             for own, targets in zip(numbered, self.targets, strict=True)
         )
         if fitted is None or held_out is None:
@@ -269,16 +278,25 @@ class Fitter:
             return fitted_layer(self.merge, self.modules.own_names, name, call, moments)
         return fitted_cell(self.modules.own_names, arrays, call, moments)
 
-    def _gram(
+    def _summary(
         self, calls: Mapping[int, Call], parts: Mapping[int, Part], *, has_intercept: bool
-    ) -> Gram | None:
-        """Return the moments of what the global model's layer reads and should give, by batches."""
+    ) -> Summary | None:
+        """Return what the global model's layer reads and should give, of all batches."""
+        known = [(calls[k], parts[k]) for k in calls if k in parts]
+        if not known:
+            return None
+        pairs = (
+            layer_rows(call, part) if isinstance(call, LayerCall) else cell_rows(call, part)
+            for call, part in known
+        )
+        call, rows = known[0][0], sum(len(part.rows) for _, part in known)
+        if isinstance(call, LayerCall) and call.reads > WIDE and rows < call.reads:
+            inputs, targets = map(torch.cat, zip(*pairs, strict=True))
+            return few_rows(inputs, targets, has_intercept=has_intercept)
         total: GramSum | None = None
-        for call, part in ((calls[k], parts[k]) for k in calls if k in parts):
-            inputs, targets = (
-                layer_rows(call, part) if isinstance(call, LayerCall) else cell_rows(call, part)
-            )
+        for inputs, targets in pairs:
             if total is None:
                 total = GramSum(inputs.shape[1], targets.shape[1], device=self.modules.device)
             total.add(inputs, targets)
-        return None if total is None else total.result(has_intercept=has_intercept)
+        assert total is not None
+        return total.result(has_intercept=has_intercept)

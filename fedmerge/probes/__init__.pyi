@@ -16,13 +16,14 @@ from .layer_calls import (
     run_heard as run_heard,
 )
 from .least_squares import (
+    FewRows as FewRows,
     Fit as Fit,
     Gram as Gram,
     GramSum as GramSum,
     Moments as Moments,
     best_ridge as best_ridge,
+    few_rows as few_rows,
     lively_ridge as lively_ridge,
-    ridge as ridge,
 )
 from .noise import (
     Leaves as Leaves,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 
 import torch
 from torch import Tensor
@@ -23,27 +23,36 @@ class Fit:
 
 
 @dataclass(frozen=True)
-class Gram:
-    """Second moments of rows (x, t) about their means, in double precision.
+class Summary:
+    """What is known of rows (x, t) about their means, in double precision.
 
-    Without an intercept the moments are about 0, and the means are 0.
+    Without an intercept all is about 0, and the means are 0.
     """
 
-    inputs: Tensor  # (in, in)
-    cross: Tensor  # (in, out)
     targets: Tensor  # (out,), variances
     input_mean: Tensor  # (in,)
     target_mean: Tensor  # (out,)
 
-    def error(self, weight: Tensor, bias: Tensor) -> Tensor:
-        """Return the mean square (out,) of x · weightᵀ + bias - t."""
-        shift = self.input_mean @ weight.T + bias - self.target_mean
-        crossed = (weight.T * self.cross).sum(0)
-        return self.variance(weight) - 2 * crossed + self.targets + shift**2
+    @property
+    def like(self) -> Tensor:
+        """A tensor of the precision, and where the numbers are."""
+        return self.input_mean
 
     def variance(self, weight: Tensor) -> Tensor:
         """Return the variance (out,) of x · weightᵀ."""
-        return (weight.T * (self.inputs @ weight.T)).sum(0).clamp_min(0)
+        raise NotImplementedError
+
+    def error(self, weight: Tensor, bias: Tensor) -> Tensor:
+        """Return the mean square (out,) of x · weightᵀ + bias - t."""
+        raise NotImplementedError
+
+    def ridge(self, start: Tensor, strength: float) -> Fit:
+        """Return the layer that minimises the mean square error + strength·scale·|weight - start|².
+
+        `scale` is the inputs' mean variance, so that a strength of 1 weighs as much as the data.
+        What is no number, of a diverged net, leaves the start.
+        """
+        raise NotImplementedError
 
     def as_lively(self, weight: Tensor) -> Tensor:
         """Return the weight (out, in) with rows scaled so that outputs vary as the targets do.
@@ -59,26 +68,107 @@ class Gram:
         """Return the layer of a weight (out, in) whose outputs have the targets' mean."""
         return Fit(weight, self.target_mean - weight @ self.input_mean)
 
+    def _shift(self, weight: Tensor, bias: Tensor) -> Tensor:
+        """Return the mean (out,) of x · weightᵀ + bias - t."""
+        return self.input_mean @ weight.T + bias - self.target_mean
+
+
+@dataclass(frozen=True)
+class Gram(Summary):
+    """Rows as their second moments."""
+
+    inputs: Tensor  # (in, in)
+    cross: Tensor  # (in, out)
+
+    def variance(self, weight: Tensor) -> Tensor:
+        """Return the variance (out,) of x · weightᵀ."""
+        return (weight.T * (self.inputs @ weight.T)).sum(0).clamp_min(0)
+
+    def error(self, weight: Tensor, bias: Tensor) -> Tensor:
+        """Return the mean square (out,) of x · weightᵀ + bias - t."""
+        crossed = (weight.T * self.cross).sum(0)
+        shift = self._shift(weight, bias)
+        return self.variance(weight) - 2 * crossed + self.targets + shift**2
+
+    def ridge(self, start: Tensor, strength: float) -> Fit:
+        """Return the layer of least error, held to a start: W·(G + p) = Cᵀ + p·start."""
+        penalty = strength * float(self.inputs.diagonal().mean()) or strength
+        matrix = self.inputs + penalty * torch.eye(len(self.inputs), dtype=torch.float64).to(start)
+        factor, failed = torch.linalg.cholesky_ex(matrix)
+        wanted = self.cross + penalty * start.T
+        weight = start.clone() if failed else torch.cholesky_solve(wanted, factor).T
+        return self.fit_of(weight)
+
     def about_zero(self) -> Gram:
         """Return the moments about 0."""
         mean, target_mean = self.input_mean, self.target_mean
         return Gram(
-            self.inputs + torch.outer(mean, mean),
-            self.cross + torch.outer(mean, target_mean),
-            self.targets + target_mean**2,
-            torch.zeros_like(mean),
-            torch.zeros_like(target_mean),
+            inputs=self.inputs + torch.outer(mean, mean),
+            cross=self.cross + torch.outer(mean, target_mean),
+            targets=self.targets + target_mean**2,
+            input_mean=torch.zeros_like(mean),
+            target_mean=torch.zeros_like(target_mean),
         )
 
     def part(self, inputs: slice, targets: slice) -> Gram:
         """Return the moments of some of the inputs and some of the targets."""
         return Gram(
-            self.inputs[inputs, inputs],
-            self.cross[inputs, targets],
-            self.targets[targets],
-            self.input_mean[inputs],
-            self.target_mean[targets],
+            inputs=self.inputs[inputs, inputs],
+            cross=self.cross[inputs, targets],
+            targets=self.targets[targets],
+            input_mean=self.input_mean[inputs],
+            target_mean=self.target_mean[targets],
         )
+
+
+@dataclass(frozen=True)
+class FewRows(Summary):
+    """Rows themselves, where they are fewer than the inputs: their moments would be larger."""
+
+    rows: Tensor  # (rows, in), about the mean
+    wanted: Tensor  # (rows, out), about the mean
+
+    def variance(self, weight: Tensor) -> Tensor:
+        """Return the variance (out,) of x · weightᵀ."""
+        return self._made(weight).square().mean(0)
+
+    def error(self, weight: Tensor, bias: Tensor) -> Tensor:
+        """Return the mean square (out,) of x · weightᵀ + bias - t."""
+        apart = (self._made(weight) - self.wanted).square().mean(0)
+        return apart + self._shift(weight, bias) ** 2
+
+    def ridge(self, start: Tensor, strength: float) -> Fit:
+        """Return the layer of least error: W = start + (T - X·startᵀ)ᵀ (X·Xᵀ + p·rows)⁻¹ X."""
+        count = len(self.rows)
+        penalty = strength * float(self.rows.square().mean()) or strength
+        matrix = self._products + penalty * count * torch.eye(count, dtype=torch.float64).to(start)
+        factor, failed = torch.linalg.cholesky_ex(matrix)
+        if failed:
+            return self.fit_of(start.clone())
+        missing = self.wanted - self._made(start)
+        solved = torch.cholesky_solve(missing, factor).to(self.rows.dtype)
+        return self.fit_of(start + (solved.T @ self.rows).double())
+
+    @cached_property
+    def _products(self) -> Tensor:
+        return (self.rows @ self.rows.T).double()
+
+    def _made(self, weight: Tensor) -> Tensor:
+        return (self.rows @ weight.to(self.rows.dtype).T).double()
+
+
+def few_rows(inputs: Tensor, targets: Tensor, *, has_intercept: bool) -> FewRows:
+    """Return rows (rows, in) and (rows, out), about their means if there is an intercept."""
+    share = 1.0 if has_intercept else 0.0
+    mean, target_mean = share * inputs.mean(0), share * targets.mean(0)
+    wanted = (targets - target_mean).double()
+    return FewRows(
+        rows=inputs - mean,
+        wanted=wanted,
+        targets=wanted.square().mean(0),
+        input_mean=mean.double(),
+        target_mean=target_mean.double(),
+    )
 
 
 class GramSum:
@@ -120,38 +210,26 @@ class GramSum:
         assert self.rows, "no rows were added"
         shift, target_shift = self._input_sum / self.rows, self._target_sum / self.rows
         about_means = Gram(
-            self._inputs / self.rows - torch.outer(shift, shift),
-            self._cross / self.rows - torch.outer(shift, target_shift),
-            self._targets / self.rows - target_shift**2,
-            self._origin[0] + shift,
-            self._origin[1] + target_shift,
+            inputs=self._inputs / self.rows - torch.outer(shift, shift),
+            cross=self._cross / self.rows - torch.outer(shift, target_shift),
+            targets=self._targets / self.rows - target_shift**2,
+            input_mean=self._origin[0] + shift,
+            target_mean=self._origin[1] + target_shift,
         )
         return about_means if has_intercept else about_means.about_zero()
 
 
-def ridge(gram: Gram, start: Tensor, strength: float) -> Fit:
-    """Return the layer that minimises the mean square error + strength·scale·|weight - start|².
-
-    `scale` is the inputs' mean variance, so that a strength of 1 weighs as much as the data.
-    Moments that are no numbers, those of a diverged net, leave the start.
-    """
-    penalty = strength * float(gram.inputs.diagonal().mean()) or strength
-    matrix = gram.inputs + penalty * torch.eye(len(gram.inputs), dtype=torch.float64).to(start)
-    factor, failed = torch.linalg.cholesky_ex(matrix)
-    wanted = gram.cross + penalty * start.T
-    weight = start.clone() if failed else torch.cholesky_solve(wanted, factor).T
-    return gram.fit_of(weight)
-
-
 @dataclass(frozen=True)
 class Moments:
-    """The moments of rows that a layer is fitted to, and of held-out ones that judge the fit."""
+    """What is known of rows that a layer is fitted to, and of held-out ones that judge the fit."""
 
-    fitted: Gram
-    held_out: Gram
+    fitted: Summary
+    held_out: Summary
 
     def part(self, inputs: slice, targets: slice) -> Moments:
         """Return the moments of some of the inputs and some of the targets."""
+        assert isinstance(self.fitted, Gram)
+        assert isinstance(self.held_out, Gram)
         return Moments(self.fitted.part(inputs, targets), self.held_out.part(inputs, targets))
 
 
@@ -167,7 +245,7 @@ def best_ridge(moments: Moments, start: Tensor, strengths: Sequence[float]) -> F
         error = float((moments.held_out.error(fit.weight, fit.bias) / scale).mean())
         return error if math.isfinite(error) else math.inf
 
-    fit_at = cache(lambda place: ridge(moments.fitted, start, strengths[place]))
+    fit_at = cache(lambda place: moments.fitted.ridge(start, strengths[place]))
     places = range(len(strengths))
     if len(start[0]) <= WIDE:
         return fit_at(min(places, key=lambda place: held_out_error(fit_at(place))))

@@ -194,3 +194,26 @@ def test_a_failure_of_the_fit_leaves_no_thread_behind(monkeypatch: pytest.Monkey
     with pytest.raises(KeyError, match="a bug of ours"):
         fitter.fit()
     assert threading.active_count() == before
+
+
+def wide() -> nn.Module:
+    return nn.Sequential(nn.Linear(6, 60), nn.ReLU(), nn.Linear(60, 3))
+
+
+def test_a_layer_that_reads_more_than_there_are_rows_is_fitted_as_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    fitter = fitter_of(merge_of_nets(wide, (2, 6)), *noise_of((2, 6), 50))
+    by_moments = fitter.fit()
+    told: list[int] = []
+    plain = vars(fit)["few_rows"]
+
+    def counted(inputs: Tensor, targets: Tensor, **options: bool) -> Any:
+        told.append(len(inputs))
+        return plain(inputs, targets, **options)
+
+    monkeypatch.setattr(fit, "few_rows", counted)
+    monkeypatch.setattr(fit, "WIDE", 20)
+    by_rows = fitter.fit()
+    assert told == [40, 10]
+    assert apart(by_rows, by_moments) < 1e-3

@@ -14,9 +14,9 @@ from fedmerge.probes import (
     GramSum,
     Moments,
     best_ridge,
+    few_rows,
     least_squares,
     lively_ridge,
-    ridge,
 )
 
 ROWS, INPUTS, OUTPUTS = 60, 5, 3
@@ -44,7 +44,7 @@ def start() -> Tensor:
 
 def test_a_weak_ridge_is_the_least_squares_solution() -> None:
     inputs, targets = data()
-    fit = ridge(gram(inputs, targets), start(), 1e-14)
+    fit = gram(inputs, targets).ridge(start(), 1e-14)
     with_ones = torch.cat([inputs, torch.ones(ROWS, 1, dtype=torch.float64)], dim=1)
     expected = torch.linalg.lstsq(with_ones, targets).solution.T
     assert torch.allclose(fit.weight, expected[:, :-1], rtol=0, atol=1e-9)
@@ -53,17 +53,17 @@ def test_a_weak_ridge_is_the_least_squares_solution() -> None:
 
 def test_without_an_intercept_the_bias_is_zero() -> None:
     inputs, targets = data()
-    fit = ridge(gram(inputs, targets, has_intercept=False), start(), 1e-14)
+    fit = gram(inputs, targets, has_intercept=False).ridge(start(), 1e-14)
     expected = torch.linalg.lstsq(inputs, targets).solution.T
     assert torch.allclose(fit.weight, expected, rtol=0, atol=1e-9)
     assert torch.equal(fit.bias, torch.zeros(OUTPUTS, dtype=torch.float64))
-    free = ridge(gram(inputs, targets), start(), 1e-14)
+    free = gram(inputs, targets).ridge(start(), 1e-14)
     assert not torch.allclose(free.weight, fit.weight, rtol=0, atol=1e-2)
 
 
 def test_a_strong_ridge_is_the_start_with_the_right_mean() -> None:
     inputs, targets = data()
-    fit = ridge(gram(inputs, targets), start(), 1e12)
+    fit = gram(inputs, targets).ridge(start(), 1e12)
     assert torch.allclose(fit.weight, start(), rtol=0, atol=1e-9)
     residual = targets - inputs @ fit.weight.T - fit.bias
     assert torch.allclose(residual.mean(0), torch.zeros(OUTPUTS, dtype=torch.float64), atol=1e-9)
@@ -95,7 +95,7 @@ def test_single_precision_keeps_what_varies_little_about_a_large_mean() -> None:
     found = gram(far, targets.float(), chunk=7)
     expected = torch.cov(far.double().T, correction=0)
     assert torch.allclose(found.inputs, expected, rtol=0, atol=1e-3)
-    fit = ridge(found, start(), 1e-8)
+    fit = found.ridge(start(), 1e-8)
     assert float(found.error(fit.weight, fit.bias).max()) < 0.05
 
 
@@ -151,7 +151,7 @@ def test_a_lively_fit_of_what_can_be_explained_is_the_fit() -> None:
     inputs, targets = data()
     moments = gram(inputs, targets)
     lively = lively_ridge(Moments(moments, moments), start(), (1e-9,))
-    plain = ridge(moments, start(), 1e-9)
+    plain = moments.ridge(start(), 1e-9)
     assert torch.allclose(lively.weight, plain.weight, rtol=1e-3, atol=0)
     assert not torch.equal(lively.weight, plain.weight)  # the noise is given back, too
 
@@ -167,7 +167,7 @@ def test_rows_that_give_nothing_are_not_blown_up() -> None:
 
 def test_inputs_that_never_vary_fit_nothing_but_the_mean() -> None:
     _, targets = data()
-    fit = ridge(gram(torch.ones(ROWS, INPUTS, dtype=torch.float64), targets), start(), 1e-3)
+    fit = gram(torch.ones(ROWS, INPUTS, dtype=torch.float64), targets).ridge(start(), 1e-3)
     assert torch.allclose(fit.weight, start(), rtol=0, atol=1e-9)
     assert torch.allclose(fit.weight.sum(1) + fit.bias, targets.mean(0), rtol=0, atol=1e-9)
 
@@ -190,14 +190,35 @@ def test_a_wide_layer_finds_its_strength_downhill(
     strengths = tuple(10.0**k for k in range(-6, 4))
     tried: list[float] = []
 
+    solve = Gram.ridge
+
     def counted(gram: Gram, start: torch.Tensor, strength: float) -> Fit:
         tried.append(strength)
-        return ridge(gram, start, strength)
+        return solve(gram, start, strength)
 
-    monkeypatch.setattr(least_squares, "ridge", counted)
+    monkeypatch.setattr(Gram, "ridge", counted)
     every = best_ridge(moments, torch.zeros_like(true), strengths)
     assert len(tried) == len(strengths)
     monkeypatch.setattr(least_squares, "WIDE", 29)
     downhill = best_ridge(moments, torch.zeros_like(true), strengths)
     assert torch.equal(downhill.weight, every.weight)
     assert len(tried) < 2 * len(strengths)
+
+
+@pytest.mark.parametrize("has_intercept", [True, False])
+@pytest.mark.parametrize("strength", [1e-3, 1.0])
+def test_few_rows_say_what_their_moments_say(has_intercept: bool, strength: float) -> None:
+    generator = torch.Generator().manual_seed(0)
+    inputs = 1 + torch.randn(20, 50, generator=generator, dtype=torch.float64)
+    targets = 2 + torch.randn(20, 4, generator=generator, dtype=torch.float64)
+    begin = torch.randn(4, 50, generator=generator, dtype=torch.float64)
+    sums = GramSum(50, 4, device="cpu")
+    sums.add(inputs, targets)
+    moments = sums.result(has_intercept=has_intercept)
+    rows = few_rows(inputs, targets, has_intercept=has_intercept)
+    one, two = (own.ridge(begin, strength) for own in (moments, rows))
+    assert torch.allclose(one.weight, two.weight, rtol=0, atol=1e-9)
+    assert torch.allclose(one.bias, two.bias, rtol=0, atol=1e-9)
+    assert not torch.allclose(one.weight, begin, rtol=0, atol=1e-3)
+    assert torch.allclose(moments.variance(begin), rows.variance(begin))
+    assert torch.allclose(moments.error(begin, one.bias + 1), rows.error(begin, one.bias + 1))

@@ -35,7 +35,8 @@ def run_in_step(
     one runs at a time, each in a thread: that is how a run can be left and taken up again.
     """
     runs = [_SteppedRun(*pair, is_wanted) for pair in zip(models, batches, strict=True)]
-    with redirect_stdout(sys.stderr):  # which the runs leave as they found it, in any order
+    # Both are of the whole process, and the runs, which end in any order, leave them as found.
+    with redirect_stdout(sys.stderr), eagerly():
         try:
             for run in runs:
                 run.go_on()

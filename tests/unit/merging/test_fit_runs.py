@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Mapping
 from typing import Any, TypeAlias
@@ -22,6 +23,7 @@ from fedmerge.merging import (
     steady_weights,
     targets,
 )
+from fedmerge.private_torch import load_compiler
 from fedmerge.probes import Call, ProbeOptions, Probes, names_of, noise_probes, run_heard
 from fedmerge.user_code import StopRun
 from tests.model_zoo import ZOO
@@ -217,3 +219,19 @@ def test_a_layer_that_reads_more_than_there_are_rows_is_fitted_as_others(
     by_rows = fitter.fit()
     assert told == [40, 10]
     assert apart(by_rows, by_moments) < 1e-3
+
+
+def test_a_fit_leaves_the_compiler_and_the_output_as_they_were() -> None:
+    load_compiler()
+    fitter = fitter_of(merge_of_nets(lambda: deep(3), (2, 6)), *noise_of((2, 6)))
+    before = sys.stdout
+    fitter.fit()
+    assert sys.stdout is before
+    compiled: list[Any] = []
+
+    def backend(graph: Any, _: Any) -> Any:
+        compiled.append(graph)
+        return graph
+
+    torch.compile(lambda x: x + 1, backend=backend)(torch.ones(2))
+    assert len(compiled) == 1

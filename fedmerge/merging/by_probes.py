@@ -31,7 +31,7 @@ from fedmerge.merging.candidates import (
 from fedmerge.merging.client_modules import ClientModules
 from fedmerge.merging.fit import FEW
 from fedmerge.merging.invariance import steady_weights
-from fedmerge.merging.options import needs_probes, without_clients
+from fedmerge.merging.options import effort_of, needs_probes, without_clients
 from fedmerge.merging.outlying_clients import FEWEST, outliers
 from fedmerge.merging.quality import outputs_on
 from fedmerge.merging.result import Merge, Solution, merge_of
@@ -96,17 +96,18 @@ def choose_merge(
 def _refined(
     answers: Answers, start: Candidate, progress: Progress
 ) -> tuple[list[Candidate], list[str]]:
-    """Return what refinement makes of a merge; where nobody asked for it, it may fail."""
+    """Return what refinement makes of a merge; where nobody asked for much, it may fail."""
     try:
         return list(refined_candidates(answers, start, progress)), []
     except FedmergeError as error:
-        if answers.session.options.effort is not None:
+        if answers.session.options.effort == "thorough":
             raise
         return [], [f"the merge was not refined: {error.brief}"]
 
 
 def probe_clients(session: Session, probing: ProbeOptions, progress: Progress) -> Answers:
     """Make probes and let every client answer them; with `drop_outliers`, odd clients go."""
+    session = session.with_options(effort=effort_of(session.options))
     is_strict = session.options.drop_outliers
     diverged = [c.name for c in session.clients if is_strict and not c.is_finite()]
     modules = ClientModules(session)

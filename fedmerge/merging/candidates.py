@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fedmerge.merging.answers import Answers
 from fedmerge.merging.fit import fit_merges
-from fedmerge.merging.options import NO_LEAD
+from fedmerge.merging.options import NO_LEAD, effort_of, leaves_units_open
 from fedmerge.merging.quality import NEGLIGIBLE, Quality, outputs_on, same_decisions, variance
 from fedmerge.merging.refinement import (
     FEWEST_STEPS,
@@ -46,8 +46,7 @@ def average_candidates(answers: Answers, by_weights: Merge) -> Iterator[Candidat
 
 def _is_open(answers: Answers) -> bool:
     """Return whether the user left it open how units are merged."""
-    options = answers.session.options
-    return options.lead is None and options.merge_units is None
+    return leaves_units_open(answers.session.options)
 
 
 def possible_leads(answers: Answers, by_weights: Merge) -> tuple[int | None, ...]:
@@ -116,10 +115,9 @@ def refined_candidates(
     Each round begins where the best one before ended, is twice as long and learns half as fast.
     """
     options = answers.session.options
-    is_wanted = _is_open(answers) or options.effort is not None
-    if not is_wanted or answers.agreement(start.outputs).distance <= NEGLIGIBLE:
+    if answers.agreement(start.outputs).distance <= NEGLIGIBLE:
         return
-    spending = SPENDING[options.effort or "normal"]
+    spending = SPENDING[effort_of(options)]
     refiner = Refiner(
         *(answers.modules, start.merge, answers.sets.fitting, answers.members),
         augmentation=answers.sets.augmentation,

@@ -266,6 +266,16 @@ def needs_probes(options: MatchOptions) -> tuple[str, ...]:
     return tuple(option_name(name) for name, is_wished in wishes.items() if is_wished)
 
 
+def leaves_units_open(options: RecordedOptions) -> bool:
+    """Return whether the user left it open how units are merged."""
+    return options.lead is None and options.merge_units is None
+
+
+def effort_of(options: RecordedOptions) -> Effort:
+    """Return how long a merge is refined: not at all if the user said how units are merged."""
+    return options.effort or ("normal" if leaves_units_open(options) else "fast")
+
+
 def without_clients(options: MatchOptions, names: Collection[str]) -> MatchOptions:
     """Return the options of a merge that leaves some clients out."""
     if options.lead in names:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from fedmerge.architecture.from_code.dispatch import EagerMode, eagerly
+from fedmerge.errors import UserCodeError
 from fedmerge.private_torch import leaves, storage_address
 from fedmerge.probes.layer_calls import RUN_AGAIN, Call, names_of, run_heard
 from fedmerge.user_code import StopRun, copied_object, state_of, user_code
@@ -104,10 +105,17 @@ class _SteppedRun:
 
 
 def copies_of(model: nn.Module, count: int) -> list[nn.Module]:
-    """Return a model and copies of it that share its tensors as far as torch lets them."""
-    with user_code("the model cannot be copied", of=model):
-        shared = {id(tensor): tensor for tensor in state_of(model, keep_vars=True).values()}
-        return [model, *(copied_object(model, dict(shared)) for _ in range(count - 1))]
+    """Return a model and copies of it that share its tensors as far as torch lets them.
+
+    Code that copies models in a way of its own may know the widths of its class alone. Then the
+    model stands for its copies: only what it keeps on itself from call to call is mixed.
+    """
+    shared = {id(tensor): tensor for tensor in state_of(model, keep_vars=True).values()}
+    try:
+        with user_code("the model cannot be copied", of=model):
+            return [model, *(copied_object(model, dict(shared)) for _ in range(count - 1))]
+    except UserCodeError:
+        return [model] * count
 
 
 def held_bytes(model: nn.Module, inputs: Inputs) -> int:

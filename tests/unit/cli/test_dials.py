@@ -57,8 +57,8 @@ def test_the_command_line_wins_over_a_configuration() -> None:
         ("gamma", "--set is 'gamma', expected NAME=VALUE, e.g. gamma=2", ""),
         ("=2", "--set is '=2', expected NAME=VALUE, e.g. gamma=2", ""),
         ("gama=2", "`fedmerge match --set` knows no 'gama'", "did you mean gamma? there are "),
-        ("zzz=2", "`fedmerge match --set` knows no 'zzz'", "there are channels_last, "),
-        ("mu=2", "`fedmerge match --set` knows no 'mu'", "there are channels_last, "),
+        ("zzz=2", "`fedmerge match --set` knows no 'zzz'", "there are augment, "),
+        ("mu=2", "`fedmerge match --set` knows no 'mu'", "there are augment, "),
         (
             "max_growth=2",
             "--set max_growth: that is an option of its own",

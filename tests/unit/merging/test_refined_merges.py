@@ -346,4 +346,4 @@ def test_a_model_of_which_nothing_learns_is_merged_unrefined_or_refused(tmp_path
     merge = match(clients, model=code, probes=digits_probes(tmp_path))
     assert "the merge was not refined: nothing of the model can be trained" in merge.warnings
     with pytest.raises(ArchitectureError, match="nothing of the model can be trained"):
-        match(clients, model=code, probes=digits_probes(tmp_path), effort="normal")
+        match(clients, model=code, probes=digits_probes(tmp_path), effort="thorough")

@@ -41,6 +41,8 @@ def first_difference(found: Mapping[str, Any], saved: Mapping[str, Any]) -> str 
     """Return the first value in which two runs differ, in words."""
     for name in [*saved, *(key for key in found if key not in saved)]:
         one, other = found.get(name), saved.get(name)
+        if (name in found) != (name in saved):
+            return f"{name} is {'not there' if name in saved else 'new'}"
         if one != other:
             return _DIFFERENCES.get(name, _plain_difference)(name, one, other)
     return None

@@ -107,7 +107,8 @@ def _refined(
 
 def probe_clients(session: Session, probing: ProbeOptions, progress: Progress) -> Answers:
     """Make probes and let every client answer them; with `drop_outliers`, odd clients go."""
-    session = session.with_options(effort=effort_of(session.options))
+    options = replace(session.options, effort=effort_of(session.options))
+    session = replace(session, options=options)  # dials may be those of `max_params`
     is_strict = session.options.drop_outliers
     diverged = [c.name for c in session.clients if is_strict and not c.is_finite()]
     modules = ClientModules(session)

@@ -1,8 +1,8 @@
-"""Two rules of one-shot merges on small clients of scikit-learn's digits, as Markdown tables.
+"""Rules of one-shot merges on small clients of scikit-learn's digits, as Markdown tables.
 
 `python -m benchmarks.digits` trains some hundred perceptrons, which takes two minutes, and prints
-the tables that docs/explanation.md quotes: ensembles with and without class counts, and which odd
-clients are found among others. Its seeds are none that either rule was developed with.
+the tables that docs/explanation.md quotes: what clients count in their ensemble, and which odd
+clients are found among others. Its seeds are none that any rule was developed with.
 """
 
 from __future__ import annotations
@@ -16,7 +16,14 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedmerge.merging import Averaging, decisions_of, ensemble_weights, mean_outputs, outliers
+from fedmerge.merging import (
+    Averaging,
+    decisions_of,
+    ensemble_weights,
+    mean_outputs,
+    outliers,
+    pooled_weights,
+)
 from fedmerge.probes import noise_probes
 from fedmerge.values import IntArray
 from tests import digits
@@ -96,16 +103,36 @@ SPLITS: Mapping[str, Callable[[IntArray, int], list[IntArray]]] = {
 }
 
 
-def ensemble_accuracies(split: str, seed: int) -> tuple[float, float]:
-    """Return an ensemble's accuracy in %, with clients alike and by their shares of a class."""
+UNEVEN = ((20, 300), (50, 900), (150, 100), (400, 300), (800, 600))  # samples, steps
+
+
+def uneven_accuracies(seed: int) -> tuple[float, float, float]:
+    """Return the best client's and the ensembles' accuracies in % where some know much more."""
+    train, test = data()
+    rng = np.random.default_rng(seed)
+    each = [
+        trained(train.some(rng.permutation(len(train.x))[:own]), seed + k, steps=steps)
+        for k, (own, steps) in enumerate(UNEVEN)
+    ]
+    asked, told = ([model(x).detach() for model in each] for x in (train.x[:PROBES], test.x))
+    best = max(_ensemble_accuracy([own], Averaging((1.0,)), test) for own in told)
+    alike, even = Averaging((1.0,) * len(each)), Averaging(tuple(pooled_weights(asked)))
+    first, second = (_ensemble_accuracy(told, own, test) for own in (alike, even))
+    return best, first, second
+
+
+def ensemble_accuracies(split: str, seed: int) -> tuple[float, float, float]:
+    """Return an ensemble's accuracy in %: clients alike, by their voices, by classes."""
     train, test = data()
     parts = [own for own in SPLITS[split](train.y.numpy(), seed) if len(own)]
     counts = np.array([np.bincount(train.y[own], minlength=CLASSES) for own in parts])
-    each = [trained(train.some(own), seed + k)(test.x).detach() for k, own in enumerate(parts)]
+    models = [trained(train.some(own), seed + k) for k, own in enumerate(parts)]
+    asked, told = ([model(x).detach() for model in models] for x in (train.x[:PROBES], test.x))
     alike = Averaging((1.0,) * len(parts))
+    even = Averaging(tuple(pooled_weights(asked)))
     by_class = replace(alike, class_weights=counts / counts.sum(0))
-    first, second = (_ensemble_accuracy(each, averaging, test) for averaging in (alike, by_class))
-    return first, second
+    first, second, third = (_ensemble_accuracy(told, own, test) for own in (alike, even, by_class))
+    return first, second, third
 
 
 def _ensemble_accuracy(each: Sequence[Tensor], averaging: Averaging, test: Data) -> float:
@@ -165,10 +192,17 @@ def probe_sources() -> dict[str, Tensor]:
 
 def class_count_rows() -> Iterator[list[str]]:
     """Yield the table of ensembles."""
-    yield ["clients", "equal mean of logits", "by class"]
+    yield ["clients", "equal mean of logits", "by their voices", "by class"]
     for split in SPLITS:
         each = np.array([ensemble_accuracies(split, seed) for seed in COUNTED])
         yield [split, *(f"{mean:.1f}" for mean in each.mean(0))]
+
+
+def uneven_rows() -> Iterator[list[str]]:
+    """Yield the table of clients that were trained on few or many samples, for long or not."""
+    yield ["seed", "best client", "equal mean of logits", "by their voices"]
+    for seed in COUNTED:
+        yield [str(seed), *(f"{own:.1f}" for own in uneven_accuracies(seed))]
 
 
 def outlier_rows() -> Iterator[list[str]]:
@@ -180,9 +214,9 @@ def outlier_rows() -> Iterator[list[str]]:
 
 
 def main() -> None:
-    """Print both tables."""
+    """Print the tables."""
     torch.set_num_threads(1)
-    for rows in (class_count_rows(), outlier_rows()):
+    for rows in (class_count_rows(), uneven_rows(), outlier_rows()):
         print_table(rows)
 
 

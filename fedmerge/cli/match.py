@@ -152,6 +152,9 @@ def _show_merge(merge: Merge, output: Path, terminal: Terminal) -> None:
         terminal.note(f"note: {_shared_start(merge)}")
     if merge.quality is not None:
         terminal.line(f"chosen of {len(merge.quality.candidates)}: {merge.quality.chosen}")
+    if merge.options.client_weight:
+        counts = [f"{name} {weight:g}" for name, weight in merge.options.client_weight.items()]
+        terminal.line(f"clients count: {wording.listed(counts, wording.MOST_LISTED)}")
 
 
 def _shared_start(merge: Merge) -> str:

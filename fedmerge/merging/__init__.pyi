@@ -1,5 +1,11 @@
 from .averages import Averaging as Averaging, average_tensor as average_tensor
-from .answers import Answers as Answers, collect_answers as collect_answers
+from .answers import (
+    ALIKE_COUNT as ALIKE_COUNT,
+    Answers as Answers,
+    collect_answers as collect_answers,
+    pooled_weights as pooled_weights,
+    with_voices as with_voices,
+)
 from .by_probes import (
     HELD_OUT as HELD_OUT,
     probe_clients as probe_clients,
@@ -45,6 +51,7 @@ from .quality import (
     outputs_on as outputs_on,
     are_class_scores as are_class_scores,
     decisions_of as decisions_of,
+    same_decisions as same_decisions,
     ensemble_weights as ensemble_weights,
     mean_outputs as mean_outputs,
     probabilities as probabilities,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations
 
 import torch
@@ -11,6 +11,7 @@ from torch import Tensor
 
 from fedmerge.merging.client_modules import ClientModules
 from fedmerge.merging.quality import (
+    DATA,
     Agreement,
     agreement,
     are_class_scores,
@@ -27,6 +28,10 @@ from fedmerge.probes.probe_inputs import Probes
 COPIES = 3  # changed copies of the held-out probes: nets know many inputs by heart as they are
 FLIPPED = 200  # probes that tell whether left and right are alike
 ALIKE_FLIPPED = 0.8  # share of them whose mirror image is decided alike where they are
+ALIKE_COUNT = 1.5  # clients whose weights differ by at most this factor count alike
+PRIOR = 0.3  # nats that weights are worth which differ by a factor of e, in the mean
+POOLED_ROWS = 4000  # that weights go by, at most
+DIGITS = 3  # that count of a weight: what is recorded is what was used
 
 
 @dataclass(frozen=True)
@@ -127,6 +132,59 @@ def answers_from(
         tuple(torch.nan_to_num(torch.tensor(list(distances)), nan=torch.inf).tolist()),
         are_classes,
     )
+
+
+def with_voices(answers: Answers) -> Answers:
+    """Return answers in whose ensemble a client that is too sure of itself counts less.
+
+    On real inputs, and where the user says nothing of weights or classes.
+    """
+    options = answers.session.options
+    is_given = bool(options.client_weight) or options.class_counts is not None
+    is_known = answers.are_classes and answers.sets.fitting.source == DATA
+    if is_given or not is_known or len(answers.members) < len(answers.outputs):
+        return answers
+    scores = [torch.cat(own) for own in zip(answers.outputs, answers.ranked, strict=True)]
+    weights = pooled_weights(scores)
+    if len(set(weights)) == 1:
+        return answers
+    session = answers.session.with_options(
+        client_weight=dict(zip(answers.session.names, weights, strict=True))
+    )
+    weighed = answers_from(
+        answers.modules.of(session), answers.sets, answers.outputs, answers.ranked
+    )
+    return replace(weighed, outliers=answers.outliers, dropped=answers.dropped)
+
+
+def pooled_weights(scores: Sequence[Tensor]) -> list[float]:
+    """Return every client's weight by its scores (rows, classes): 1 at most, and for all if alike.
+
+    A client that was trained for long on few samples, or misses classes, has large scores where it
+    knows nothing, and decides alone in a mean of scores; a mean of probabilities bounds what one
+    client can say. So the weights are those whose mean of scores comes nearest to it,
+    min_w KL(mean_k softmax(s_k) ‖ softmax(mean_k w_k s_k)) + PRIOR · variance(log w).
+    """
+    step = -(-len(scores[0]) // POOLED_ROWS)
+    each = torch.stack([own[::step].double() for own in scores])
+    wanted = each.softmax(2).mean(0)
+    log_weights = torch.zeros(len(each), dtype=torch.double, requires_grad=True)
+    search = torch.optim.LBFGS([log_weights], max_iter=100, line_search_fn="strong_wolfe")
+
+    def loss() -> Tensor:
+        search.zero_grad()
+        mean = (log_weights.exp()[:, None, None] * each).mean(0)
+        missed = -(wanted * mean.log_softmax(1)).sum(1).mean()
+        found: Tensor = missed + PRIOR * log_weights.var(correction=0)
+        torch.autograd.backward(found)
+        return found
+
+    with torch.enable_grad():
+        search.step(loss)  # type: ignore[no-untyped-call]
+    weights = (log_weights.detach() - log_weights.detach().max()).exp().tolist()
+    if not 0 < min(weights) < 1 / ALIKE_COUNT:  # nor where there is no best: scores beyond measure
+        return [1.0] * len(scores)
+    return [float(f"{weight:.{DIGITS}g}") for weight in weights]
 
 
 def _may_flip(modules: ClientModules, probes: Probes) -> bool:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 
 from fedmerge.errors import FedmergeError, UsageError
-from fedmerge.merging.answers import Answers, collect_answers
+from fedmerge.merging.answers import Answers, collect_answers, with_voices
 from fedmerge.merging.by_weights import (
     Compared,
     Responses,
@@ -68,8 +68,10 @@ def choose_merge(
     answers: Answers, responses: UnitResponses, probing: ProbeOptions, progress: Progress
 ) -> Merge:
     """Match, try every way to merge, and return the best with what is known of its quality."""
+    by_weights = merge_by_weights(answers.session, silent)
+    if not by_weights.shares_start:
+        answers = with_voices(answers)
     session = answers.session
-    by_weights = merge_by_weights(session, silent)
     matched = match_by_responses(session, responses, session.dials.max_growth, progress)
     leads = possible_leads(answers, by_weights)
     candidates = [

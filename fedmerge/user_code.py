@@ -11,7 +11,7 @@ from contextlib import contextmanager, redirect_stdout
 from contextvars import ContextVar
 from pathlib import Path
 from types import ModuleType, TracebackType
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 from fedmerge.errors import (
     FedmergeError,
@@ -20,17 +20,15 @@ from fedmerge.errors import (
     UsageError,
     UserCodeError,
 )
+from fedmerge.process import is_interrupt
 from fedmerge.tracebacks import from_users, headline, last_line, whole_traceback
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
 
-Heard: TypeAlias = Callable[[], bool | None]
-
 _REFERENCE = "_fedmerge_reference"  # the attribute by which objects know how the user named them
 _block: ContextVar[user_code | None] = ContextVar("_block", default=None)
-_heard: ContextVar[Heard] = ContextVar("_heard", default=lambda: None)
 
 
 class user_code:  # noqa: N801 (a context, like those of contextlib)
@@ -106,22 +104,6 @@ class own_code:  # noqa: N801
         block = _block.get()
         if block is not None and error is not None and not isinstance(error, _NOT_OURS):
             block.keep(error)
-
-
-@contextmanager
-def listening(heard: Heard) -> Iterator[None]:
-    """Let `heard` tell for a while whether the user interrupted (None: it can't know)."""
-    token = _heard.set(heard)
-    try:
-        yield
-    finally:
-        _heard.reset(token)
-
-
-def is_interrupt(error: BaseException | None) -> bool:
-    """Return whether the user wants to stop, whatever code made of that."""
-    heard = _heard.get()()
-    return type(error) is KeyboardInterrupt if heard is None else heard
 
 
 def remember(built: Any, reference: str) -> None:

@@ -10,8 +10,8 @@ from typing import TypeGuard, TypeVar
 import torch
 
 from fedmerge.checkpoint.files import MOST_TENSORS, Contents, ReadOptions, listed
-from fedmerge.checkpoint.pickle_machine import Inert
-from fedmerge.checkpoint.pickled_modules import class_of, is_module
+from fedmerge.checkpoint.pickle_machine import Inert, is_module
+from fedmerge.checkpoint.pickled_modules import class_of
 from fedmerge.checkpoint.tensors import StoredTensor, describe
 from fedmerge.errors import CheckpointError
 

@@ -15,8 +15,8 @@ from numpy.lib import format as npy
 
 from fedmerge.checkpoint import Rows, open_npz, open_tensors
 from fedmerge.errors import CheckpointError, TrainingError, UnsafeCheckpointError, UsageError
-from fedmerge.values.argument_rules import check_options
 from fedmerge.values.arrays import Array
+from fedmerge.values.option_fields import check_options
 
 
 @dataclass(frozen=True)

@@ -60,8 +60,7 @@ if TYPE_CHECKING:
     from fedmerge.merging.onnx_export import Exported
     from fedmerge.merging.verification import Verification
     from fedmerge.report.unit_features import ImageOptions
-    from fedmerge.training.objects import Data
-    from fedmerge.training.samples import Preparation
+    from fedmerge.training.samples import Data, Preparation
 
 __all__ = [
     "compare",

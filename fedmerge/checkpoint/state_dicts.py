@@ -305,8 +305,9 @@ def _is_optimizer(path: _Path, node: object) -> bool:
 
 
 def _candidate(node: object, path: _Path) -> Candidate | None:
-    module = class_of(node) if is_module(node) else None
+    module = None
     if isinstance(node, Inert):
+        module = class_of(node) if is_module(node) else None
         node = node.content
     if not isinstance(node, Mapping):
         return None

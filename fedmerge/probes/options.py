@@ -21,7 +21,7 @@ from fedmerge.values.option_fields import (
 
 if TYPE_CHECKING:
     from fedmerge.training import Preparation
-    from fedmerge.training.objects import Data
+    from fedmerge.training.samples import Data
 
 IN_MEMORY = "in memory"  # what a record calls data that are no file
 

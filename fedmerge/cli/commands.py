@@ -26,7 +26,17 @@ _CODE = ("model", "model_arg", "input_shape")
 _FEEDING = ("input_dtype", "state")
 _IMAGES = ("image", "image_index", "image_group")
 _MATCHING = (
-    *("preset", "client_weight", "gamma", "sigma", "sigma0", "sweeps", "refine", "solver"),
+    *(
+        "match_threshold",
+        "preset",
+        "client_weight",
+        "gamma",
+        "sigma",
+        "sigma0",
+        "sweeps",
+        "refine",
+        "solver",
+    ),
     "tie_breaker",
 )
 _PROBES = ("probe", "probe_count", "probe_mean", "probe_std", "merge_units", "lead")
@@ -45,17 +55,15 @@ _TABLE = (
         ),
         ("clients",),
         {
-            "Output": ("output", "force", "dtype", "shard_size", "report", "dry_run"),
-            "Matching": (
-                *("method", "max_growth", "match_threshold", "class_counts", "keep", "seed"),
-            ),
+            "Output": ("output", "force", "dtype", "report", "dry_run"),
+            "Matching": (*("method", "max_growth", "class_counts", "keep", "seed"),),
             "Architecture": (*_CODE, "plan", "assume_chain"),
             "Probes (with --model or a .pt2)": ("probe_data", "effort", "require", "frontier"),
             "Reading files": ("key", "allow_global"),
             "Running": ("device", "config", "set", *_SAID),
         },
         {
-            "Output": _IMAGES,
+            "Output": ("shard_size", *_IMAGES),
             "Matching": ("max_params", *_MATCHING),
             "Architecture": (*_FEEDING, "flatten", "match_by_order"),
             "Probes (with --model or a .pt2)": (
@@ -83,21 +91,21 @@ _TABLE = (
         ("clients",),
         {
             "Data": ("shards", "data", "task", "normalize"),
-            "Output": ("output", "force", "dtype", "shard_size", "report", "dry_run"),
+            "Output": ("output", "force", "dtype", "report", "dry_run"),
             "Rounds": ("method", "passes", "rounds"),
             "Local training": ("epochs", "batch_size", "optimizer", "learning_rate"),
             "Clients and state": (
                 *("engine", "workers", "address", "device", "retries"),
                 *("work_dir", "resume", "events"),
             ),
-            "Matching": (*("max_growth", "match_threshold", "class_counts", "keep", "seed"),),
+            "Matching": (*("max_growth", "class_counts", "keep", "seed"),),
             "Architecture": (*_CODE, "plan"),
             "Reading files": ("key", "allow_global"),
             "Running": ("config", "set", *_SAID),
         },
         {
             "Data": ("channels_last",),
-            "Output": _IMAGES,
+            "Output": ("shard_size", *_IMAGES),
             "Rounds": ("mu", "init", "init_epochs"),
             "Local training": (
                 *("momentum", "weight_decay", "clip_norm", "mixed_precision"),
@@ -155,7 +163,7 @@ _TABLE = (
         ("clients",),
         {
             "Data": ("data", "merged", "task", "normalize", "channels_last", "batch_size"),
-            "Matching": (*("max_growth", "match_threshold", "class_counts", "keep", "seed"),),
+            "Matching": (*("max_growth", "class_counts", "keep", "seed"),),
             "Architecture": (*_CODE, "plan"),
             "Probes (with --model or a .pt2)": ("probe_data", "effort"),
             "Reading files": ("key", "allow_global"),

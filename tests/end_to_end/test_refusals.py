@@ -191,7 +191,7 @@ def test_fewer_than_two_clients_are_too_few(given: str, tmp_path: Path, cli: Cli
         (["--set", "sigma=1", "--set", "sigma0=1", "--max-growth", "1.5"], ["--max-growth"]),
         (
             ["--set", "preset=paper", "--set", "match_threshold=0.5"],
-            ["--set", "match_threshold=paper"],
+            ["--set match_threshold", "preset=paper"],
         ),
         (["--set", "preset=paper", "--max-growth", "2"], ["--max-growth", "paper"]),
         (["--class-counts", "absent.json"], ["--class-counts"]),

@@ -30,7 +30,7 @@ HIDDEN = 30, 60_000  # of the nets that are merged: they take some time to be wr
 SUFFIXES: Mapping[str, tuple[str, ...]] = {  # output → further options
     "g.pt": (),
     "g.safetensors": (),
-    "sharded.safetensors": ("--shard-size", "3MB"),
+    "sharded.safetensors": ("--set", "shard_size=3MB"),
 }
 ENGINES = (("local",), ("processes", "--workers", "2"))
 OLD, NEW = ("--method", "average"), ("--max-growth", "1")  # two merges of the same clients

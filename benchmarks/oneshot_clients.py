@@ -26,7 +26,8 @@ from benchmarks.oneshot_suites import (
     measure_of,
 )
 from benchmarks.paper_data import Scene, Split, write_scene
-from fedmerge.training import derived_seed, find_task, read_shard, seeded, train_model
+from fedmerge.training import find_task, read_shard, train_model
+from fedmerge.user_code import derived_seed, seeded
 from fedmerge.values import Array, IntArray
 
 DATA: Mapping[str, str] = {  # data set → its file in the folder of data

@@ -188,8 +188,8 @@ METHODS: Mapping[str, Mapping[str, Any]] = {  # name → what is asked for besid
     PLAIN: {},
 }
 CHOICES: Mapping[str, Mapping[str, Any]] = {  # other choices than the defaults, one by one
-    "--match-threshold 0.7": {"match_threshold": 0.7},
-    "--match-threshold 0.99": {"match_threshold": 0.99},
+    "--set match_threshold=0.7": {"match_threshold": 0.7},
+    "--set match_threshold=0.99": {"match_threshold": 0.99},
     "--lead none": {"lead": "none"},
     "--lead none --merge-units fit": {"lead": "none", "merge_units": "fit"},
     "--lead none --merge-units mean": {"lead": "none", "merge_units": "mean"},

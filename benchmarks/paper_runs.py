@@ -19,7 +19,8 @@ from fedmerge.api import compare
 from fedmerge.federated import FedMA, ignore, prepare_run, run_prepared
 from fedmerge.merging import EvaluationOptions
 from fedmerge.probes import ProbeOptions
-from fedmerge.training import derived_seed, find_task, read_shard, seeded, train_model
+from fedmerge.training import find_task, read_shard, train_model
+from fedmerge.user_code import derived_seed, seeded
 
 MODELS = "benchmarks.paper_models"
 

@@ -2,7 +2,7 @@
 
 Clients are paths, state dicts or modules, in a list or by name; a model is a class, a function, a
 module or a reference; data are paths, arrays, data sets or loaders. Options are keywords
-(`fedmerge.keywords` says whose). Whatever is wrong with any of them is a `FedmergeError`.
+(the modules named `options` say whose). Whatever is wrong with any of them is a `FedmergeError`.
 The command line calls these functions and prints; `prepared` tells it what was opened.
 """
 
@@ -23,12 +23,6 @@ from fedmerge.checkpoint import (
     write_text,
 )
 from fedmerge.errors import UsageError
-from fedmerge.keywords import (
-    changed,
-    changed_match_options,
-    changed_partition_options,
-    changed_retrain_options,
-)
 from fedmerge.merging.client_sources import (
     Source,
     expand_sources,
@@ -39,7 +33,7 @@ from fedmerge.merging.client_sources import (
 from fedmerge.merging.conversion import convert
 from fedmerge.merging.inspection import inspect
 from fedmerge.merging.methods import merge_session
-from fedmerge.merging.options import MatchOptions, choose_device
+from fedmerge.merging.options import MatchOptions, changed_match_options, choose_device
 from fedmerge.merging.prediction import Prediction, predict
 from fedmerge.merging.result import Merge
 from fedmerge.merging.session import Session, prepare
@@ -48,7 +42,7 @@ from fedmerge.probes.options import ProbeOptions
 from fedmerge.report.output_files import OutputFiles, first_sample
 from fedmerge.report.reports import write_report
 from fedmerge.report.sections import check_picture, draw_graph, draw_sizes
-from fedmerge.values.argument_rules import check_value, checked, one_of
+from fedmerge.values.option_fields import changed, check_value, checked, one_of
 from fedmerge.values.plans import Plan
 from fedmerge.values.wording import Progress
 
@@ -66,8 +60,7 @@ if TYPE_CHECKING:
     from fedmerge.merging.onnx_export import Exported
     from fedmerge.merging.verification import Verification
     from fedmerge.report.unit_features import ImageOptions
-    from fedmerge.training.objects import Data
-    from fedmerge.training.samples import Preparation
+    from fedmerge.training.samples import Data, Preparation
 
 __all__ = [
     "compare",
@@ -291,6 +284,7 @@ def retrain(
     """
     from fedmerge.federated.events import ignore
     from fedmerge.federated.inputs import rounds_on_objects
+    from fedmerge.federated.options import changed_retrain_options
     from fedmerge.federated.retraining import run_prepared
     from fedmerge.federated.state import held_work_dir
 
@@ -332,6 +326,7 @@ def predict_retrain(
 ) -> RetrainPrediction:
     """Return what rounds would exchange, and how large their result may be; nothing is trained."""
     from fedmerge.federated.inputs import rounds_on_objects
+    from fedmerge.federated.options import changed_retrain_options
     from fedmerge.federated.retraining import predict_run
 
     options, running = changed_retrain_options(options, running, changes)
@@ -481,6 +476,7 @@ def partition(
     **changes: Any,
 ) -> Partition:
     """Split the samples of a file among clients, and write them as `folder/<client>.npz`."""
+    from fedmerge.federated.options import changed_partition_options
     from fedmerge.federated.sharding import partition
 
     options = changed_partition_options(options, changes)

@@ -3,34 +3,36 @@
 from __future__ import annotations
 
 import copy
+import hashlib
 import importlib
 import importlib.util
+import json
+import random
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
 from contextvars import ContextVar
 from pathlib import Path
 from types import ModuleType, TracebackType
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 from fedmerge.errors import (
     FedmergeError,
     ModelCodeError,
     TrainingCodeError,
+    TrainingError,
     UsageError,
     UserCodeError,
 )
+from fedmerge.process import is_interrupt
 from fedmerge.tracebacks import from_users, headline, last_line, whole_traceback
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
 
-Heard: TypeAlias = Callable[[], bool | None]
-
 _REFERENCE = "_fedmerge_reference"  # the attribute by which objects know how the user named them
 _block: ContextVar[user_code | None] = ContextVar("_block", default=None)
-_heard: ContextVar[Heard] = ContextVar("_heard", default=lambda: None)
 
 
 class user_code:  # noqa: N801 (a context, like those of contextlib)
@@ -106,22 +108,6 @@ class own_code:  # noqa: N801
         block = _block.get()
         if block is not None and error is not None and not isinstance(error, _NOT_OURS):
             block.keep(error)
-
-
-@contextmanager
-def listening(heard: Heard) -> Iterator[None]:
-    """Let `heard` tell for a while whether the user interrupted (None: it can't know)."""
-    token = _heard.set(heard)
-    try:
-        yield
-    finally:
-        _heard.reset(token)
-
-
-def is_interrupt(error: BaseException | None) -> bool:
-    """Return whether the user wants to stop, whatever code made of that."""
-    heard = _heard.get()()
-    return type(error) is KeyboardInterrupt if heard is None else heard
 
 
 def remember(built: Any, reference: str) -> None:
@@ -204,6 +190,72 @@ def load_state(model: nn.Module, state: dict[str, Any], *, strict: bool = True) 
     """Load a state dict into a model."""
     with user_code("the model does not load the tensors", of=model):
         model.load_state_dict(state, strict=strict)
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Put all modules into evaluation mode for a while."""
+    before = {module: module.training for _, module in parts_of(model)}
+    with user_code("the model can't be put into evaluation mode", of=model):
+        model.eval()
+    try:
+        yield
+    finally:
+        for module, mode in before.items():
+            module.training = mode
+
+
+def logits_of(outputs: Any) -> Tensor:
+    """Return the logits among what a model returns: alone, first of a tuple, or by that name."""
+    from torch import Tensor
+
+    found = outputs
+    if isinstance(outputs, Mapping) and "logits" in outputs:
+        found = outputs["logits"]
+    elif hasattr(outputs, "logits"):
+        found = outputs.logits
+    elif isinstance(outputs, tuple | list) and outputs:
+        found = outputs[0]
+    if not isinstance(found, Tensor):
+        raise TrainingError(
+            f"the model returns {type(outputs).__name__}, expected logits",
+            "write a task of your own for such outputs: `task=file.py:object`",
+        )
+    return found
+
+
+@contextmanager
+def seeded(seed: int, device: str = "cpu") -> Iterator[None]:
+    """Seed torch, numpy and Python for a while, and put their states back.
+
+    Models draw from any of the three: dropout, augmentation, the initialisation itself.
+    """
+    import numpy as np
+    import torch
+
+    python, old = random.getstate(), np.random.get_state()  # noqa: NPY002 (not ours: the user's)
+    kind, _, index = device.partition(":")
+    with torch.random.fork_rng([int(index or 0)] if kind == "cuda" else []):
+        torch.manual_seed(seed)
+        random.seed(seed)
+        np.random.seed(seed % 2**32)  # noqa: NPY002
+        try:
+            yield
+        finally:
+            random.setstate(python)
+            np.random.set_state(old)  # noqa: NPY002
+
+
+def derived_seed(seed: int, *path: str | int) -> int:
+    """Return a seed of its own for each path, such as a client's name and a round.
+
+    >>> derived_seed(0, "client-1", 2) == derived_seed(0, "client-1", 2)
+    True
+    >>> derived_seed(0, "client-1", 2) == derived_seed(0, "client-1", 3)
+    False
+    """
+    text = json.dumps([seed, *path]).encode()
+    return int.from_bytes(hashlib.sha256(text).digest()[:4], "little")
 
 
 def is_reference(text: str) -> bool:

@@ -13,7 +13,7 @@ from fedmerge.cli import commands
 PACKAGE = Path(__file__).parent.parent / "fedmerge"
 
 GROUND = ("values", "errors")
-USER_CODE = ("user_code", "tracebacks")  # what names and runs it, and tells its failures
+USER_CODE = ("user_code", "tracebacks", "process")  # what names and runs it, and tells its failures
 FILES = ("checkpoint", "decoding", "private_torch")
 MODELS = ("architecture", "matching", "training", "probes")
 
@@ -22,30 +22,28 @@ ALLOWED: dict[str, set[str]] = {
     "errors": set(),
     "decoding": {"errors"},
     "values": {"decoding", "errors"},
-    "streams": set(),
-    "interpreter": set(),
+    "process": set(),
     "private_torch": set(),
     "tracebacks": {"errors"},
-    "user_code": {"tracebacks", "errors"},
+    "user_code": {"process", "tracebacks", "errors"},
     "checkpoint": {"decoding", "private_torch", *GROUND},
     "matching": {*GROUND},
-    "engines": {"streams", "interpreter", *USER_CODE, *GROUND},
-    "architecture": {"interpreter", *FILES, *USER_CODE, *GROUND},
+    "engines": {"process", *USER_CODE, *GROUND},
+    "architecture": {"process", *FILES, *USER_CODE, *GROUND},
     "training": {*FILES, *USER_CODE, *GROUND},
     "probes": {"architecture", "training", *FILES, *USER_CODE, *GROUND},
     "notebook": {"values"},
     "merging": {"notebook", *MODELS, *FILES, *USER_CODE, *GROUND, "__init__"},
     "federated": {"merging", "engines", *MODELS, *FILES, *USER_CODE, *GROUND, "__init__"},
     "report": {"federated", "merging", *MODELS, *FILES, *USER_CODE, *GROUND, "__init__"},
-    "keywords": {"federated", "merging", "probes", "training", *GROUND},
     "api": {
-        *("keywords", "report", "federated", "merging", "engines", "notebook"),
+        *("report", "federated", "merging", "engines", "notebook"),
         *(*MODELS, *FILES, *USER_CODE, *GROUND),
     },
     "cli": {
         *("api", "report", "federated", "merging", "engines", "architecture", "training"),
         "probes",
-        *("streams", "interpreter", "__init__"),
+        *("process", "__init__"),
         *(*FILES, *USER_CODE, *GROUND),
     },
     "__main__": {"cli"},

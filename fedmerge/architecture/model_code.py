@@ -41,9 +41,9 @@ from fedmerge.user_code import (
     state_of,
     user_code,
 )
-from fedmerge.values.argument_rules import Rule, check_options, each, whole
 from fedmerge.values.arrays import IntArray
 from fedmerge.values.clients import name_difference
+from fedmerge.values.option_fields import Rule, check_options, each, whole
 from fedmerge.values.plans import Norm, Plan
 
 _HINT = "say what it is fed with `input_shape`"

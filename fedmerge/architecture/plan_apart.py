@@ -22,8 +22,8 @@ from fedmerge.architecture.model_code import plan_program
 from fedmerge.architecture.plan_json import plan_from_json, plan_to_json
 from fedmerge.checkpoint import Checkpoint, ReadOptions, open_checkpoint
 from fedmerge.errors import ArchitectureError, FedmergeError
-from fedmerge.interpreter import python_command
 from fedmerge.private_torch import load_compiler
+from fedmerge.process import python_command
 from fedmerge.tracebacks import is_out_of_memory
 from fedmerge.values.plans import Plan
 

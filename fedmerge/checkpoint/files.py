@@ -13,8 +13,8 @@ from typing import Literal, TypeAlias
 
 from fedmerge.decoding import shortened
 from fedmerge.errors import CheckpointError
-from fedmerge.values.argument_rules import check_options, one_of
 from fedmerge.values.clients import Program
+from fedmerge.values.option_fields import check_options, one_of
 
 RESAVE = 'save only the tensors: `torch.save(model.state_dict(), "model.pt")`'
 

@@ -6,7 +6,7 @@ import pickle
 import struct
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeGuard
 
 from fedmerge.checkpoint.files import Budget, Region
 
@@ -230,6 +230,11 @@ def _modern(module: str, name: str) -> str:
 
 
 _MODULE_PARTS = ("_parameters", "_buffers", "_modules")
+
+
+def is_module(node: object) -> TypeGuard[Inert]:
+    """Whether an inert object has what every `nn.Module` has."""
+    return isinstance(node, Inert) and is_module_state(node.state)
 
 
 def is_module_state(state: object) -> bool:

@@ -2,10 +2,9 @@
 
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import TypeGuard
 
 from fedmerge.checkpoint.files import MOST_TENSORS, RESAVE
-from fedmerge.checkpoint.pickle_machine import Inert, is_module_state
+from fedmerge.checkpoint.pickle_machine import Inert, is_module
 from fedmerge.checkpoint.tensors import StoredTensor
 from fedmerge.decoding import shortened
 from fedmerge.errors import CheckpointError
@@ -15,11 +14,6 @@ _DEEPEST = 64  # modules within each other
 _LONGEST_NAME = 1_000  # characters of a tensor's, with the modules that it lies in
 _WRAPPED = "module"  # what DataParallel and others call the one module in them
 _PARAMETRISED = "parametrizations"
-
-
-def is_module(node: object) -> TypeGuard[Inert]:
-    """Whether an inert object has what every `nn.Module` has."""
-    return isinstance(node, Inert) and is_module_state(node.state)
 
 
 def class_of(module: Inert) -> str:

@@ -10,8 +10,8 @@ from typing import TypeGuard, TypeVar
 import torch
 
 from fedmerge.checkpoint.files import MOST_TENSORS, Contents, ReadOptions, listed
-from fedmerge.checkpoint.pickle_machine import Inert
-from fedmerge.checkpoint.pickled_modules import class_of, is_module
+from fedmerge.checkpoint.pickle_machine import Inert, is_module
+from fedmerge.checkpoint.pickled_modules import class_of
 from fedmerge.checkpoint.tensors import StoredTensor, describe
 from fedmerge.errors import CheckpointError
 
@@ -305,8 +305,9 @@ def _is_optimizer(path: _Path, node: object) -> bool:
 
 
 def _candidate(node: object, path: _Path) -> Candidate | None:
-    module = class_of(node) if is_module(node) else None
+    module = None
     if isinstance(node, Inert):
+        module = class_of(node) if is_module(node) else None
         node = node.content
     if not isinstance(node, Mapping):
         return None

@@ -33,9 +33,10 @@ from fedmerge.checkpoint.pickle_machine import (
     Unpickled,
     Uses,
     as_key,
+    is_module,
     read_pickle,
 )
-from fedmerge.checkpoint.pickled_modules import is_module, read_modules
+from fedmerge.checkpoint.pickled_modules import read_modules
 from fedmerge.checkpoint.state_dicts import leaves
 from fedmerge.checkpoint.tensors import StoredTensor, View, check_shape, dtype_name, stored, strided
 from fedmerge.errors import CheckpointError, UnsafeCheckpointError
@@ -379,7 +380,9 @@ def _trust(budget: Budget, options: ReadOptions, load: Callable[[Any], object]) 
 def _with_modules(path: Path, read: Callable[[], Unpickled]) -> Unpickled:
     """Return what a pickle holds; of the modules in it the tensors."""
     found = understood(path, read)
-    read_modules(leaves(found.value, is_module), path)
+    modules = list(leaves(found.value, is_module))
+    if modules:
+        read_modules(modules, path)
     return found
 
 

@@ -12,11 +12,10 @@ from typing import Annotated, Any
 import typer
 
 from fedmerge import __version__
-from fedmerge.cli.commands import COMMANDS, INTRODUCTION, Command
-from fedmerge.cli.dials import dials_of
+from fedmerge.cli.command_line import Command, dials_of, parameter
+from fedmerge.cli.commands import COMMANDS, INTRODUCTION
 from fedmerge.cli.exit_codes import MESSAGE, at_work, foreseen
 from fedmerge.cli.help import command_help, program_help
-from fedmerge.cli.options import parameter
 from fedmerge.cli.output import Terminal
 from fedmerge.errors import UsageError
 

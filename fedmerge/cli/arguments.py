@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import typer
 
 from fedmerge.checkpoint import merged_files
+from fedmerge.cli.command_line import CONFIGURED, SET
 from fedmerge.cli.config import RECORDED
-from fedmerge.cli.dials import CONFIGURED, SET
 from fedmerge.cli.output import Terminal
 from fedmerge.decoding import decode_json, read_text
 from fedmerge.errors import UsageError

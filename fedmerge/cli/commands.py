@@ -1,12 +1,11 @@
-"""What there is to do: every command, its examples, and the options that it takes."""
+"""The table of commands: their examples, and the options that they take."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import replace
 
-from fedmerge.cli.options import Option, find_option
+from fedmerge.cli.command_line import Command
+from fedmerge.cli.options import known_options
 
 INTRODUCTION = """\
 fedmerge merges separately trained PyTorch checkpoints of one architecture into one model.
@@ -27,62 +26,23 @@ _CODE = ("model", "model_arg", "input_shape")
 _FEEDING = ("input_dtype", "state")
 _IMAGES = ("image", "image_index", "image_group")
 _MATCHING = (
-    *("preset", "client_weight", "gamma", "sigma", "sigma0", "sweeps", "refine", "solver"),
+    *(
+        "match_threshold",
+        "preset",
+        "client_weight",
+        "gamma",
+        "sigma",
+        "sigma0",
+        "sweeps",
+        "refine",
+        "solver",
+    ),
     "tie_breaker",
 )
 _PROBES = ("probe", "probe_count", "probe_mean", "probe_std", "merge_units", "lead")
 
 
-@dataclass(frozen=True)
-class Command:
-    """A command, which `run` of the module of its name carries out."""
-
-    name: str
-    panel: str  # its heading among the commands
-    help: str
-    examples: tuple[str, ...]
-    arguments: tuple[str, ...]
-    options: Mapping[str, tuple[str, ...]]  # by the headings of the help
-    dials: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # under --set
-    usual: tuple[str, ...] = ()  # what --help shows; all if there are none
-
-    def find(self, name: str) -> Option:
-        """Return what the command means by a name."""
-        return find_option(self.name, name)
-
-    @property
-    def parameters(self) -> tuple[Option, ...]:
-        """All that is typed as an argument or an option of its own."""
-        names = (*self.arguments, *(name for names in self.options.values() for name in names))
-        return tuple(map(self.find, names))
-
-    @property
-    def dial_options(self) -> Mapping[str, Option]:
-        """What --set sets, by name."""
-        names = (name for names in self.dials.values() for name in names)
-        return {name: self.find(name) for name in names}
-
-    @property
-    def names(self) -> frozenset[str]:
-        """The names of all values that the command gets."""
-        return frozenset((*(option.name for option in self.parameters), *self.dial_options))
-
-    def spoken(self, name: str, value: str | None = None) -> str:
-        """Return how an option is typed, of this command or of another one."""
-        if name in self.dial_options:
-            if value is None and self.dial_options[name].kind is bool:
-                value = "true"
-            return f"--set {name}" if value is None else f"--set {name}={value}"
-        options = [option for option in self.parameters if option.name == name]
-        typed = options[0].typed[-1] if options else "--" + name.replace("_", "-")
-        return typed if value is None else f"{typed} {value}"
-
-    def speak(self, text: str) -> str:
-        """Return a message of the library with the options that it names as they are typed."""
-        return _NAMED.sub(lambda found: self.spoken(found[1], found[2]), text)
-
-
-COMMANDS = (
+_TABLE = (
     Command(
         "match",
         _MERGE,
@@ -95,17 +55,15 @@ COMMANDS = (
         ),
         ("clients",),
         {
-            "Output": ("output", "force", "dtype", "shard_size", "report", "dry_run"),
-            "Matching": (
-                *("method", "max_growth", "match_threshold", "class_counts", "keep", "seed"),
-            ),
+            "Output": ("output", "force", "dtype", "report", "dry_run"),
+            "Matching": (*("method", "max_growth", "class_counts", "keep", "seed"),),
             "Architecture": (*_CODE, "plan", "assume_chain"),
             "Probes (with --model or a .pt2)": ("probe_data", "effort", "require", "frontier"),
             "Reading files": ("key", "allow_global"),
             "Running": ("device", "config", "set", *_SAID),
         },
         {
-            "Output": _IMAGES,
+            "Output": ("shard_size", *_IMAGES),
             "Matching": ("max_params", *_MATCHING),
             "Architecture": (*_FEEDING, "flatten", "match_by_order"),
             "Probes (with --model or a .pt2)": (
@@ -133,21 +91,21 @@ COMMANDS = (
         ("clients",),
         {
             "Data": ("shards", "data", "task", "normalize"),
-            "Output": ("output", "force", "dtype", "shard_size", "report", "dry_run"),
+            "Output": ("output", "force", "dtype", "report", "dry_run"),
             "Rounds": ("method", "passes", "rounds"),
             "Local training": ("epochs", "batch_size", "optimizer", "learning_rate"),
             "Clients and state": (
                 *("engine", "workers", "address", "device", "retries"),
                 *("work_dir", "resume", "events"),
             ),
-            "Matching": (*("max_growth", "match_threshold", "class_counts", "keep", "seed"),),
+            "Matching": (*("max_growth", "class_counts", "keep", "seed"),),
             "Architecture": (*_CODE, "plan"),
             "Reading files": ("key", "allow_global"),
             "Running": ("config", "set", *_SAID),
         },
         {
             "Data": ("channels_last",),
-            "Output": _IMAGES,
+            "Output": ("shard_size", *_IMAGES),
             "Rounds": ("mu", "init", "init_epochs"),
             "Local training": (
                 *("momentum", "weight_decay", "clip_norm", "mixed_precision"),
@@ -205,7 +163,7 @@ COMMANDS = (
         ("clients",),
         {
             "Data": ("data", "merged", "task", "normalize", "channels_last", "batch_size"),
-            "Matching": (*("max_growth", "match_threshold", "class_counts", "keep", "seed"),),
+            "Matching": (*("max_growth", "class_counts", "keep", "seed"),),
             "Architecture": (*_CODE, "plan"),
             "Probes (with --model or a .pt2)": ("probe_data", "effort"),
             "Reading files": ("key", "allow_global"),
@@ -352,9 +310,15 @@ COMMANDS = (
     ),
 )
 
+_NAMES = {name for row in _TABLE for name in row.names}
 
-_OPTIONS = sorted({name for command in COMMANDS for name in command.names})
-_NAMED = re.compile(f"`({'|'.join(_OPTIONS)})(?:=([^`]*))?`")
+
+def _with_options(row: Command) -> Command:
+    known = known_options(row.name)
+    return replace(row, known={name: known[name] for name in _NAMES})
+
+
+COMMANDS = tuple(map(_with_options, _TABLE))
 
 
 def find_command(name: str) -> Command:

@@ -12,9 +12,8 @@ import typer
 
 from fedmerge.architecture import plan_to_json
 from fedmerge.checkpoint import open_checkpoint, read_record
-from fedmerge.cli.commands import COMMANDS, Command, find_command
-from fedmerge.cli.dials import CONFIGURED
-from fedmerge.cli.options import Option
+from fedmerge.cli.command_line import CONFIGURED, Command, Option
+from fedmerge.cli.commands import COMMANDS, find_command
 from fedmerge.decoding import decode_json, decode_value, decode_yaml, read_text, shortened
 from fedmerge.errors import CheckpointError, UnsafeCheckpointError, UsageError
 from fedmerge.merging.merge_record import REPLAYED, REPLAYED_PROBES, MergeRecord, record_from_json

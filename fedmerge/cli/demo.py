@@ -15,8 +15,8 @@ from torch import nn
 
 from fedmerge.cli.output import Terminal
 from fedmerge.errors import FedmergeError
-from fedmerge.interpreter import python_command
 from fedmerge.merging.loading import load_model
+from fedmerge.process import python_command
 from fedmerge.values import wording
 from fedmerge.values.arrays import IntArray
 from fedmerge.values.wording import AVERAGE, Progress, percent, silent

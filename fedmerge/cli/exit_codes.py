@@ -22,12 +22,18 @@ from typing import TYPE_CHECKING, Any
 
 from fedmerge.cli.output import SCHEMA, Terminal, bounded, plain
 from fedmerge.errors import FedmergeError, UsageError
-from fedmerge.streams import Unprintable, discard_results, guard_messages, guard_results
-from fedmerge.tracebacks import failure_of, forget_users, is_users
-from fedmerge.user_code import listening
+from fedmerge.process import (
+    Unprintable,
+    discard_results,
+    guard_messages,
+    guard_results,
+    listening,
+    open_closed_streams,
+)
+from fedmerge.tracebacks import failure_of, is_users
 
 if TYPE_CHECKING:
-    from fedmerge.cli.commands import Command
+    from fedmerge.cli.command_line import Command
 
 INTERRUPTED = 130
 MESSAGE = "interrupted"
@@ -167,6 +173,8 @@ class Session:
 
 def main() -> None:
     """Run the command line and exit with its code."""
+    end_at_once()  # before anything is imported that takes its time
+    open_closed_streams()  # before anything is opened
     guard_results()
     guard_messages()
     code = printed(lambda: run(sys.argv[1:]))
@@ -192,7 +200,6 @@ def printed(command: Callable[[], int]) -> int:
 def run(arguments: Sequence[str]) -> int:
     """Run one command and return its exit code; only fedmerge's own errors become messages."""
     session = Session(json="--json" in arguments)
-    forget_users()
     _asked.clear()
     try:
         import typer
@@ -262,8 +269,8 @@ def _report_usage(error: Exception, session: Session, arguments: Sequence[str]) 
 
 def _moved(option: str | None, command: str, arguments: Sequence[str]) -> UsageError | None:
     """Return what to type in place of an option of earlier versions."""
+    from fedmerge.cli.command_line import moved_option
     from fedmerge.cli.commands import COMMANDS
-    from fedmerge.cli.dials import moved_option
 
     names = {own.name: own for own in COMMANDS}
     if option is None or command not in names:

@@ -8,8 +8,8 @@ import sys
 import textwrap
 from collections.abc import Iterator, Sequence
 
-from fedmerge.cli.commands import COMMANDS, Command
-from fedmerge.cli.options import Option
+from fedmerge.cli.command_line import Command, Option
+from fedmerge.cli.commands import COMMANDS
 
 _WIDEST = 100  # characters of a line: longer ones are hard to read
 _COLUMN, _NARROW = 26, 12  # where explanations begin, of options and of commands

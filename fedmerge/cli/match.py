@@ -170,7 +170,7 @@ def _shared_start(merge: Merge) -> str:
             "(`merge_units` fit goes by the ensemble)"
         )
     if merge.quality is None and merge.stays_in_place and merge.growth == 1:
-        return f"{said}, so this is their average (--match-threshold keeps apart what drifted)"
+        return f"{said}, so this is their average (--set match_threshold keeps apart what drifted)"
     return said
 
 

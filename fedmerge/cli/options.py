@@ -1,17 +1,13 @@
-"""Options as values: those of the option dataclasses, and those of the command line alone."""
+"""The table of options: those of the option dataclasses, and those of the command line alone."""
 
 from __future__ import annotations
 
-import inspect
-import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-import typer
-
-from fedmerge.errors import UsageError
+from fedmerge.cli.command_line import Option
 from fedmerge.federated.options import PartitionOptions, RetrainOptions, Running
 from fedmerge.merging.options import EvaluationOptions, MatchOptions
 from fedmerge.probes.options import ProbeOptions
@@ -25,53 +21,6 @@ _KINDS: Mapping[str, Any] = {  # of a field → of what is typed; text if it is 
     "tuple[str, ...]": list[str],
     "Mapping[str, float]": list[str],
 }
-_EXPECTED: Mapping[Any, str] = {int: "a whole number", float: "a number", bool: "true or false"}
-_TRUTHS = {"true": True, "false": False}
-
-
-@dataclass(frozen=True)
-class Option:
-    """What a command may be given, by name or by its place."""
-
-    name: str  # of the value that a command gets
-    help: str  # one sentence without its full stop
-    values: str = ""  # words it takes, or in capitals what stands for them; "" for a switch
-    default: str = ""  # in words
-    kind: Any = str  # or bool, int, float, Path, list[str], list[Path]
-    flags: tuple[str, ...] = ()  # as typed, where that is not --name
-    start: Any = None  # the value of an option that is not given
-    is_required: bool = False
-    is_argument: bool = False
-
-    @property
-    def typed(self) -> tuple[str, ...]:
-        """How the option is typed; the last way is the whole name."""
-        return self.flags or ("--" + self.name.replace("_", "-"),)
-
-    @property
-    def sentence(self) -> str:
-        """What the option does, and its default."""
-        return f"{self.help} (default: {self.default})." if self.default else f"{self.help}."
-
-    @property
-    def is_repeatable(self) -> bool:
-        """Whether the option collects values."""
-        return self.kind in (list[str], list[Path])
-
-    @property
-    def unset(self) -> Any:
-        """The value of an option that nobody gives."""
-        return False if self.kind is bool else self.start
-
-    def read(self, text: str) -> Any:
-        """Return a value of the option from what was typed; raise `UsageError` if it is none."""
-        try:
-            if self.kind is bool:
-                return _TRUTHS[text.lower()]
-            return text if self.is_repeatable else self.kind(text)
-        except (KeyError, ValueError):
-            expected = _EXPECTED[self.kind]
-            raise UsageError(f"`{self.name}` is {text!r}, expected {expected}") from None
 
 
 def _described(kind: type) -> Iterator[Option]:
@@ -330,51 +279,7 @@ _SHARED = {
 }
 
 
-def find_option(command: str, name: str) -> Option:
-    """Return what a command means by the name of an option."""
-    own = {option.name: option for option in _BY_COMMAND.get(command, ())}
-    return own.get(name) or _SHARED[name]
-
-
-def parameter(option: Option, **callback: Any) -> inspect.Parameter:
-    """Return the parameter from which typer makes an option or an argument."""
-    described: Any
-    if option.is_argument:
-        metavar = f"{option.values}..." if option.is_repeatable else option.values
-        described = typer.Argument(
-            help=option.sentence, metavar=metavar, show_default=False, readable=False
-        )
-    else:
-        described = typer.Option(
-            *option.typed,
-            help=option.sentence,
-            metavar=option.values,
-            show_default=False,
-            autocompletion=_completion(words_in(option.values)),
-            **callback,
-        )
-    is_open = not option.is_required and option.kind is not bool and option.start is None
-    return inspect.Parameter(
-        option.name,
-        inspect.Parameter.KEYWORD_ONLY,
-        default=inspect.Parameter.empty if option.is_required else option.unset,
-        annotation=Annotated[option.kind | None if is_open else option.kind, described],
-    )
-
-
-def words_in(values: str) -> tuple[str, ...]:
-    """Return the words that an option takes as they are; those in capitals stand for others.
-
-    >>> words_in("auto|cpu"), words_in("classification|FILE.py:NAME"), words_in("N")
-    (('auto', 'cpu'), ('classification',), ())
-    """
-    return tuple(word for word in values.split("|") if re.fullmatch(r"[a-z][a-z0-9-]*", word))
-
-
-def _completion(words: Sequence[str]) -> Callable[[str], list[str]] | None:
-    """Return what a shell asks; None leaves it to offer files."""
-
-    def starting(incomplete: str) -> list[str]:
-        return [word for word in words if word.startswith(incomplete)]
-
-    return starting if words else None
+def known_options(command: str) -> Mapping[str, Option]:
+    """Return what a command means by every option's name; those of others, as they mean them."""
+    by_others = {option.name: option for options in _BY_COMMAND.values() for option in options}
+    return by_others | _SHARED | {option.name: option for option in _BY_COMMAND.get(command, ())}

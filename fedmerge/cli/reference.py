@@ -10,8 +10,8 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from fedmerge.cli.commands import Command, find_command
-from fedmerge.cli.options import Option
+from fedmerge.cli.command_line import Command, Option
+from fedmerge.cli.commands import find_command
 
 _BLOCK = re.compile(r"(<!-- options: (\w+) -->\n).*?(<!-- end -->)", re.S)
 _HEAD = ("| option | value | meaning | default |", "|---|---|---|---|")

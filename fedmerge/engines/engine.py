@@ -15,8 +15,8 @@ from typing import Literal, Protocol, TypeAlias
 import numpy as np
 
 from fedmerge.errors import Defect, TrainingError
+from fedmerge.process import is_interrupt
 from fedmerge.tracebacks import failure_of, headline, whole_traceback
-from fedmerge.user_code import is_interrupt
 from fedmerge.values.arrays import Array
 from fedmerge.values.run_settings import RetryPolicy as RetryPolicy
 from fedmerge.values.work import Arrays, JsonObject, Place, Work, WorkResult, array_bytes

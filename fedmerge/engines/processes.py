@@ -27,9 +27,7 @@ from fedmerge.engines.engine import (
     thread_limits,
     usable_cores,
 )
-from fedmerge.interpreter import python_command
-from fedmerge.streams import STDERR, STDIN, STDOUT, guard_messages
-from fedmerge.user_code import listening
+from fedmerge.process import STDERR, STDIN, STDOUT, guard_messages, listening, python_command
 from fedmerge.values.arrays import Array
 from fedmerge.values.work import Arrays, JsonObject, Place
 

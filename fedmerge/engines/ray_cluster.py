@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from fedmerge.errors import TrainingError, UsageError
-from fedmerge.interpreter import python_command
+from fedmerge.process import python_command
 
 LABEL = "client:"  # a node's resource of this name and a client's keeps that client to the node
 _ROUNDING = 1e-9  # ten tenths of a processor are one

@@ -28,7 +28,7 @@ from fedmerge.engines.engine import (
 )
 from fedmerge.engines.ray_cluster import LABEL, Homes, Node, Share, connect, nodes_up
 from fedmerge.errors import UsageError
-from fedmerge.user_code import listening
+from fedmerge.process import listening
 from fedmerge.values.work import Arrays, JsonObject, Place
 
 PLACED = "placed"  # a process has taken the task

@@ -16,8 +16,9 @@ from fedmerge.errors import TrainingError
 from fedmerge.federated.federation import Federation, Method, Round, cut_ties, pad_ties
 from fedmerge.federated.options import RetrainOptions
 from fedmerge.tracebacks import defect
-from fedmerge.training import EVALUATE, TRAIN, ClientWork, derived_seed
+from fedmerge.training import EVALUATE, TRAIN, ClientWork
 from fedmerge.training.shards import EVALUATION
+from fedmerge.user_code import derived_seed
 from fedmerge.values.arrays import Array, DType
 from fedmerge.values.plans import Plan, Widths
 from fedmerge.values.work import Arrays

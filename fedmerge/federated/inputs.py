@@ -32,16 +32,21 @@ from fedmerge.training import (
     LearningTask,
     Shard,
     count_classes,
-    derived_seed,
     find_task,
     pair_shards,
     read_shard,
-    seeded,
     try_model,
 )
-from fedmerge.training.objects import Data, is_named
+from fedmerge.training.samples import Data, is_named
 from fedmerge.training.shards import natural_order, shard_of
-from fedmerge.user_code import handing_over, is_handed_over, is_reference, state_of
+from fedmerge.user_code import (
+    derived_seed,
+    handing_over,
+    is_handed_over,
+    is_reference,
+    seeded,
+    state_of,
+)
 from fedmerge.values.arrays import Array
 from fedmerge.values.plans import Assignment, Plan
 

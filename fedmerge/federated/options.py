@@ -8,16 +8,20 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
 from fedmerge.errors import UsageError
 from fedmerge.merging.options import Init, MatchOptions, RetrainMethod
-from fedmerge.values.argument_rules import (
+from fedmerge.values.option_fields import (
     Rule,
+    changed,
+    check_names,
     check_options,
     from_one,
+    name_of,
     number,
     one_of,
+    option,
     positive,
     whole,
+    words_in,
 )
-from fedmerge.values.option_fields import name_of, option, words_in
 from fedmerge.values.run_settings import RetryPolicy, TrainSettings, default_settings
 
 if TYPE_CHECKING:  # the help of commands comes from here, which has to be quick
@@ -318,3 +322,37 @@ _PARTITION_RULES: Mapping[str, Rule] = {
     "min_samples": from_one(),
     "seed": (whole(0), "a whole number from 0"),
 }
+
+
+def changed_retrain_options(
+    options: RetrainOptions | None, running: Running | None, changes: Mapping[str, Any]
+) -> tuple[RetrainOptions, Running]:
+    """Return options with changes by keyword: of rounds, of training, of matching, of running."""
+    options, running = options or RetrainOptions(), running or Running()
+    kinds = (RetrainOptions, TrainSettings, Running, MatchOptions)
+    names_by_kind = [{field.name for field in fields(kind)} for kind in kinds]
+    check_names(RetrainOptions, changes, also=set().union(*names_by_kind))
+    taken: set[str] = set()
+    parts: list[dict[str, Any]] = []
+    for names in names_by_kind:  # a name that two kinds have is the first one's
+        parts.append({name: v for name, v in changes.items() if name in names - taken})
+        taken |= names
+    of_rounds, of_training, of_running, of_matching = parts
+    options = replace(options, **of_rounds)
+    if of_training:
+        options = replace(options, training=replace(options.settings, **of_training))
+    if of_matching:
+        options = replace(options, matching=replace(options.matching, **of_matching))
+    return options, replace(running, **of_running)
+
+
+def changed_partition_options(
+    options: PartitionOptions | None, changes: Mapping[str, Any]
+) -> PartitionOptions:
+    """Return how data are split; without options, all of it is said by keyword."""
+    if options is not None:
+        return changed(options, changes)
+    check_names(PartitionOptions, changes)
+    if "clients" not in changes and "by" not in changes:
+        raise UsageError("`clients` is missing: how many shards there are to be")
+    return PartitionOptions(**changes)

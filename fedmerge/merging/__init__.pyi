@@ -21,7 +21,7 @@ from .comparison import Comparison as Comparison, Row as Row
 from .evaluations import EvaluationOptions as EvaluationOptions, evaluate as evaluate
 from .fit import Fitter as Fitter
 from .frontier import GROWTHS as GROWTHS, Frontier as Frontier
-from .invariance import own_norms as own_norms, steady_weights as steady_weights
+from .client_modules import own_norms as own_norms, steady_weights as steady_weights
 from .loading import load_checkpoint as load_checkpoint
 from .merge_record import (
     NEVER as NEVER,

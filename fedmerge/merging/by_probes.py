@@ -28,9 +28,8 @@ from fedmerge.merging.candidates import (
     quality_of,
     refined_candidates,
 )
-from fedmerge.merging.client_modules import ClientModules
+from fedmerge.merging.client_modules import ClientModules, steady_weights
 from fedmerge.merging.fit import FEW
-from fedmerge.merging.invariance import steady_weights
 from fedmerge.merging.options import effort_of, needs_probes, without_clients
 from fedmerge.merging.outlying_clients import FEWEST, outliers
 from fedmerge.merging.quality import outputs_on

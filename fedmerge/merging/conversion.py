@@ -14,8 +14,8 @@ from fedmerge.checkpoint import (
     write_model,
 )
 from fedmerge.decoding import FLOAT_DTYPES
-from fedmerge.values.argument_rules import check_value, checked, one_of
 from fedmerge.values.clients import TensorInfo
+from fedmerge.values.option_fields import check_value, checked, one_of
 
 
 @checked

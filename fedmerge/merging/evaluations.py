@@ -25,13 +25,13 @@ from fedmerge.training import (
     evaluate_ensemble,
     find_task,
     parse_normalize,
-    seeded,
 )
 from fedmerge.training import evaluate as evaluate_model
 from fedmerge.training.evaluation import InferenceCost, KeepRows
 from fedmerge.training.inference import ensemble_cost, inference_cost
-from fedmerge.training.objects import Data
+from fedmerge.training.samples import Data
 from fedmerge.training.shards import EVALUATION, shard_of
+from fedmerge.user_code import seeded
 from fedmerge.values.wording import Progress, silent
 
 SEED = 0  # of models that draw numbers when they are run

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from fedmerge.matching.features import folded
-from fedmerge.merging.client_modules import ClientModules
-from fedmerge.merging.invariance import own_norms
+from fedmerge.merging.client_modules import ClientModules, own_norms
 from fedmerge.merging.result import Merge
 from fedmerge.merging.targets import (
     BATCH,

@@ -10,8 +10,8 @@ from fedmerge.architecture import ChainOptions, classify, plan_chain
 from fedmerge.checkpoint import Checkpoint, ReadOptions, client_names, expand_paths, open_checkpoint
 from fedmerge.errors import FedmergeError
 from fedmerge.merging.client_sources import first_difference
-from fedmerge.values.argument_rules import checked
 from fedmerge.values.clients import TensorInfo
+from fedmerge.values.option_fields import checked
 from fedmerge.values.plans import Plan
 
 _SEED = 0  # of the values that a program's graph is checked with

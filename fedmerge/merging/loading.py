@@ -15,7 +15,7 @@ from fedmerge.errors import ArchitectureError, UsageError
 from fedmerge.merging.result import Merge
 from fedmerge.private_torch import ConvLayer
 from fedmerge.user_code import load_state, parts_of
-from fedmerge.values.argument_rules import checked
+from fedmerge.values.option_fields import checked
 
 Module = TypeVar("Module", bound=nn.Module)
 

@@ -8,17 +8,20 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
 from fedmerge.decoding import FLOAT_DTYPES
 from fedmerge.errors import UsageError
-from fedmerge.values.argument_rules import (
+from fedmerge.probes.options import ProbeOptions
+from fedmerge.values.option_fields import (
     Rule,
+    changed,
     check_options,
     each,
     from_one,
     number,
     one_of,
+    option,
     positive,
     whole,
+    words_in,
 )
-from fedmerge.values.option_fields import option, words_in
 from fedmerge.values.run_settings import EVALUATION_BATCH
 
 if TYPE_CHECKING:  # the help of commands comes from here, which has to be quick
@@ -33,6 +36,14 @@ RetrainMethod: TypeAlias = Literal["fedma", "fedavg", "fedprox"]
 Init: TypeAlias = Literal["independent", "shared"]  # how models begin without checkpoints
 Solver: TypeAlias = Literal["auto", "scipy", "lapjv", "lapsolver"]
 Effort: TypeAlias = Literal["fast", "normal", "thorough"]
+
+_PROBE_FIELDS = {  # keyword of `match` → field of `ProbeOptions`
+    "probe": "source",
+    "probe_data": "data",
+    "probe_count": "count",
+    "probe_mean": "mean",
+    "probe_std": "std",
+}
 
 NO_LEAD = "none"  # as a client's name: nobody leads
 DEFAULT_THRESHOLD = 0.5
@@ -413,3 +424,15 @@ def _no_preparation() -> Preparation:
     from fedmerge.training import Preparation
 
     return Preparation()
+
+
+def changed_match_options(
+    options: MatchOptions | None, probes: ProbeOptions | None, changes: Mapping[str, Any]
+) -> tuple[MatchOptions, ProbeOptions]:
+    """Return the options of a merge and those of its probes with changes by keyword."""
+    of_probes = {_PROBE_FIELDS[name]: v for name, v in changes.items() if name in _PROBE_FIELDS}
+    others = {name: value for name, value in changes.items() if name not in _PROBE_FIELDS}
+    return (
+        changed(options or MatchOptions(), others, also=_PROBE_FIELDS),
+        changed(probes or ProbeOptions(), of_probes),
+    )

@@ -31,8 +31,7 @@ from fedmerge.merging.result import Merge
 from fedmerge.probes.augmentation import Augmentation
 from fedmerge.probes.probe_inputs import Probes
 from fedmerge.probes.sources import work_of
-from fedmerge.training import derived_seed, seeded
-from fedmerge.user_code import parts_of, user_code
+from fedmerge.user_code import derived_seed, parts_of, seeded, user_code
 from fedmerge.values.arrays import Array
 from fedmerge.values.plans import axis_size, index_map
 from fedmerge.values.wording import Progress

@@ -32,10 +32,11 @@ from .noise import (
     noise_probes as noise_probes,
 )
 from .options import CHANGES as CHANGES, ProbeOptions as ProbeOptions
-from .pictures import picture_shape as picture_shape
+from .probe_inputs import picture_shape as picture_shape
 from .probe_inputs import Probes as Probes
 from .responses import normalised as normalised, unit_responses as unit_responses
 from .sources import (
+    is_language_model as is_language_model,
     NOISE_SHARE as NOISE_SHARE,
     ProbedClients as ProbedClients,
     make_probes as make_probes,
@@ -47,4 +48,4 @@ from .synthetic import (
     synthetic_probes as synthetic_probes,
     watched_norms as watched_norms,
 )
-from .text import generated_probes as generated_probes, is_language_model as is_language_model
+from .text import generated_probes as generated_probes

@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from fedmerge.probes.pictures import IMAGE_AXES, picture_shape
-from fedmerge.probes.probe_inputs import Probes
+from fedmerge.probes.probe_inputs import IMAGE_AXES, Probes, picture_shape
 
 SMALLEST_VIEW = 0.5  # of an image's area that a view shows
 STRETCH = 0.25  # a view's logarithm of width ÷ height is at most ± this

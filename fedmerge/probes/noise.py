@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from fedmerge.errors import UsageError
-from fedmerge.probes.pictures import IMAGE_AXES, picture_shape
-from fedmerge.probes.probe_inputs import Probes
+from fedmerge.probes.probe_inputs import IMAGE_AXES, Probes, picture_shape
 
 
 @dataclass(frozen=True)

@@ -8,12 +8,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
 from fedmerge.errors import UsageError
-from fedmerge.values.argument_rules import Rule, check_options, each, number, one_of, whole
-from fedmerge.values.option_fields import option, words_in
+from fedmerge.values.option_fields import (
+    Rule,
+    check_options,
+    each,
+    number,
+    one_of,
+    option,
+    whole,
+    words_in,
+)
 
 if TYPE_CHECKING:
     from fedmerge.training import Preparation
-    from fedmerge.training.objects import Data
+    from fedmerge.training.samples import Data
 
 IN_MEMORY = "in memory"  # what a record calls data that are no file
 

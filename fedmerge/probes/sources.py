@@ -11,15 +11,15 @@ import torch
 from torch import Tensor, nn
 
 from fedmerge.architecture.model_code import evaluated, tensors_in
-from fedmerge.errors import UsageError, UserCodeError
+from fedmerge.errors import TrainingError, UsageError, UserCodeError
 from fedmerge.probes.data import read_probes
 from fedmerge.probes.layer_calls import Call, LayerCall, run_heard
 from fedmerge.probes.noise import noise_probes
 from fedmerge.probes.options import DEFAULT_COUNT, FEWEST, ProbeOptions
 from fedmerge.probes.probe_inputs import Probes
 from fedmerge.probes.synthetic import SYNTHETIC, synthetic_probes
-from fedmerge.probes.text import generated_probes, is_language_model
-from fedmerge.user_code import parts_of
+from fedmerge.probes.text import generated_probes
+from fedmerge.user_code import logits_of, parts_of
 from fedmerge.values.wording import Progress, silent
 
 FEWEST_PROBES = 64  # of a costly model
@@ -208,6 +208,29 @@ def work_of(model: nn.Module, inputs: tuple[Tensor, ...]) -> float:
 
     run_heard(model, inputs, hear)
     return total
+
+
+def is_language_model(
+    outputs: Any, inputs: tuple[Tensor, ...], *, tokens: int | None = None
+) -> bool:
+    """Return whether outputs are logits (n, steps, tokens) of what follows inputs (n, steps).
+
+    Models may also return them as (n·steps, tokens) or, if it is known how many `tokens` there
+    are, of the last step alone (n, tokens); and a state beside them.
+    """
+    if len(inputs) != 1 or inputs[0].ndim != 2 or inputs[0].is_floating_point():
+        return False
+    try:
+        logits = logits_of(outputs)
+    except TrainingError:
+        return False
+    # A tagger has fewer outputs than it reads different tokens.
+    known = max(int(inputs[0].max()) + 1, tokens or 0)
+    if not logits.is_floating_point() or logits.shape[-1] < known:
+        return False
+    samples, steps = inputs[0].shape
+    is_last_alone = steps > 1 and logits.shape == (samples, tokens)
+    return is_last_alone or logits.shape[:-1] in ((samples, steps), (samples * steps,))
 
 
 def _is_classifier(outputs: Any, inputs: tuple[Tensor, ...]) -> bool:

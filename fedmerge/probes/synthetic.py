@@ -15,9 +15,7 @@ from torch.overrides import TorchFunctionMode
 from fedmerge.errors import ArchitectureError, TrainingError
 from fedmerge.probes.noise import spatial_axes
 from fedmerge.probes.probe_inputs import Probes
-from fedmerge.training.evaluation import evaluating
-from fedmerge.training.tasks import logits_of
-from fedmerge.user_code import own_code, placed, run_model, user_code
+from fedmerge.user_code import evaluating, logits_of, own_code, placed, run_model, user_code
 from fedmerge.values.wording import Progress, silent
 
 _ATEN = torch.ops.aten

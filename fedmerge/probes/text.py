@@ -9,37 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedmerge.errors import ArchitectureError, TrainingError
+from fedmerge.errors import ArchitectureError
 from fedmerge.probes.probe_inputs import Probes
-from fedmerge.training.evaluation import call_model, evaluating
-from fedmerge.training.tasks import logits_of
-from fedmerge.user_code import placed
+from fedmerge.training.evaluation import call_model
+from fedmerge.user_code import evaluating, logits_of, placed
 from fedmerge.values.wording import Progress, silent
 
 HELD_LOGITS = 1 << 26  # numbers (256 MB in float32) that a model may return at once
-
-
-def is_language_model(
-    outputs: Any, inputs: tuple[Tensor, ...], *, tokens: int | None = None
-) -> bool:
-    """Return whether outputs are logits (n, steps, tokens) of what follows inputs (n, steps).
-
-    Models may also return them as (n·steps, tokens) or, if it is known how many `tokens` there
-    are, of the last step alone (n, tokens); and a state beside them.
-    """
-    if len(inputs) != 1 or inputs[0].ndim != 2 or inputs[0].is_floating_point():
-        return False
-    try:
-        logits = logits_of(outputs)
-    except TrainingError:
-        return False
-    # A tagger has fewer outputs than it reads different tokens.
-    known = max(int(inputs[0].max()) + 1, tokens or 0)
-    if not logits.is_floating_point() or logits.shape[-1] < known:
-        return False
-    samples, steps = inputs[0].shape
-    is_last_alone = steps > 1 and logits.shape == (samples, tokens)
-    return is_last_alone or logits.shape[:-1] in ((samples, steps), (samples * steps,))
 
 
 def generated_probes(

@@ -18,8 +18,7 @@ if TYPE_CHECKING:
     from fedmerge.architecture.model_code import ModelCode
     from fedmerge.federated.state import WorkDir
     from fedmerge.report.unit_features import ImageOptions
-    from fedmerge.training.objects import Data
-    from fedmerge.training.samples import Preparation
+    from fedmerge.training.samples import Data, Preparation
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ from fedmerge.report.sections import (
     short_names,
     verdict,
 )
-from fedmerge.values.argument_rules import checked
+from fedmerge.values.option_fields import checked
 from fedmerge.values.wording import Progress, silent
 
 if TYPE_CHECKING:

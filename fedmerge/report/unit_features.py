@@ -24,8 +24,8 @@ from fedmerge.report.sections import CONVOLUTION, is_convolution
 from fedmerge.training import Preparation
 from fedmerge.training.samples import open_columns
 from fedmerge.user_code import own_code, parameters_of, run_model
-from fedmerge.values.argument_rules import check_options, whole
 from fedmerge.values.arrays import Array, IntArray
+from fedmerge.values.option_fields import check_options, whole
 from fedmerge.values.plans import Plan, Widths, axis_size, unit_positions
 
 PICTURES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp")

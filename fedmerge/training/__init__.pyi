@@ -40,8 +40,6 @@ from .settings import (
     choose_devices as choose_devices,
     choose_precision as choose_precision,
     default_settings as default_settings,
-    derived_seed as derived_seed,
-    seeded as seeded,
 )
 from .shards import (
     EVALUATION_KEYS as EVALUATION_KEYS,

@@ -14,9 +14,10 @@ from fedmerge.errors import TrainingError
 from fedmerge.training.evaluation import evaluate
 from fedmerge.training.local_training import load_arrays, train_model
 from fedmerge.training.samples import Preparation
-from fedmerge.training.settings import TrainSettings, limited_threads, seeded
+from fedmerge.training.settings import TrainSettings, limited_threads
 from fedmerge.training.shards import EVALUATION_KEYS, SHARD_KEYS, Keys, Shard, read_shard
 from fedmerge.training.tasks import count_classes, find_task
+from fedmerge.user_code import seeded
 from fedmerge.values.wording import Progress
 from fedmerge.values.work import Arrays, JsonObject, Place, WorkResult
 

@@ -15,8 +15,8 @@ from torch import nn
 from fedmerge.errors import TrainingCodeError, TrainingError
 from fedmerge.private_torch import leaves, map_leaves
 from fedmerge.training.shards import Shard
-from fedmerge.training.tasks import Classification, LearningTask, count_predictions, logits_of
-from fedmerge.user_code import parts_of, placed, user_code
+from fedmerge.training.tasks import Classification, LearningTask, count_predictions
+from fedmerge.user_code import evaluating, logits_of, placed, user_code
 from fedmerge.values.arrays import IntArray
 from fedmerge.values.run_settings import EVALUATION_BATCH
 
@@ -149,19 +149,6 @@ def naming(shard: Shard) -> Iterator[None]:
         yield
     except TrainingError as error:
         raise error.within(shard.origin or shard.name) from error
-
-
-@contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
-    """Put all modules into evaluation mode for a while."""
-    before = {module: module.training for _, module in parts_of(model)}
-    with user_code("the model can't be put into evaluation mode", of=model):
-        model.eval()
-    try:
-        yield
-    finally:
-        for module, mode in before.items():
-            module.training = mode
 
 
 Build: TypeAlias = Callable[[], nn.Module]

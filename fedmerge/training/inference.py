@@ -14,9 +14,9 @@ from torch import nn
 
 from fedmerge.errors import TrainingCodeError
 from fedmerge.private_torch import CostMode, leaves, storage_address
-from fedmerge.training.evaluation import InferenceCost, call_model, evaluating
+from fedmerge.training.evaluation import InferenceCost, call_model
 from fedmerge.training.shards import Shard
-from fedmerge.user_code import placed, state_of
+from fedmerge.user_code import evaluating, placed, state_of
 
 SAMPLES = 1000  # that the time is told for
 _FEWEST_RUNS, _MOST_RUNS = 5, 200

@@ -20,7 +20,6 @@ from fedmerge.training.settings import (
     TrainSettings,
     choose_precision,
     limited_threads,
-    seeded,
 )
 from fedmerge.training.shards import Shard
 from fedmerge.training.tasks import LearningTask
@@ -29,6 +28,7 @@ from fedmerge.user_code import (
     parameters_of,
     parts_of,
     placed,
+    seeded,
     state_of,
     user_code,
 )

@@ -14,8 +14,7 @@ import torch
 
 from fedmerge.checkpoint import Rows, in_memory
 from fedmerge.errors import TrainingCodeError, TrainingError, UsageError
-from fedmerge.training.objects import Data, arrays_of, is_named
-from fedmerge.training.samples import Preparation, as_array, open_columns
+from fedmerge.training.samples import Data, Preparation, arrays_of, as_array, is_named, open_columns
 from fedmerge.user_code import find_object, is_reference, user_code
 from fedmerge.values.arrays import Array, IntArray
 from fedmerge.values.wording import listed

@@ -11,7 +11,7 @@ import torch
 from torch.nn import functional
 
 from fedmerge.errors import TrainingCodeError, TrainingError, UsageError
-from fedmerge.user_code import find_object, remember, user_code
+from fedmerge.user_code import find_object, logits_of, remember, user_code
 from fedmerge.values.arrays import Array, IntArray
 
 PADDING = -100  # a target that is not predicted, as in torch
@@ -105,23 +105,6 @@ def count_predictions(task: LearningTask, targets: torch.Tensor) -> int:
     """Return the weight of a batch's means: its predictions, or its samples."""
     counter = getattr(task, "predictions", len)
     return int(counter(targets))
-
-
-def logits_of(outputs: Any) -> torch.Tensor:
-    """Return the logits among what a model returns: alone, first of a tuple, or by that name."""
-    found = outputs
-    if isinstance(outputs, Mapping) and "logits" in outputs:
-        found = outputs["logits"]
-    elif hasattr(outputs, "logits"):
-        found = outputs.logits
-    elif isinstance(outputs, tuple | list) and outputs:
-        found = outputs[0]
-    if not isinstance(found, torch.Tensor):
-        raise TrainingError(
-            f"the model returns {type(outputs).__name__}, expected logits",
-            "write a task of your own for such outputs: `task=file.py:object`",
-        )
-    return found
 
 
 def _class_logits(outputs: Any, targets: torch.Tensor) -> torch.Tensor:

@@ -6,16 +6,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias
 
-from fedmerge.values.argument_rules import (
+from fedmerge.values.option_fields import (
     Rule,
     check_options,
     from_one,
     number,
     one_of,
+    option,
     positive,
     whole,
 )
-from fedmerge.values.option_fields import option
 
 EVALUATION_BATCH = 256  # samples; changes the time and the memory, not the result
 

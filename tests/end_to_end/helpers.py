@@ -26,7 +26,7 @@ State = dict[str, Tensor]
 
 TIGHT = 1e-9  # float64: sums of up to a few hundred products
 PATIENCE = 300.0  # seconds for a process to start and work on a busy machine
-APART = ("--match-threshold", "1", "--max-growth", "none")
+APART = ("--set", "match_threshold=1", "--max-growth", "none")
 
 
 @dataclass(frozen=True)

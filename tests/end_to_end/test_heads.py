@@ -95,7 +95,7 @@ def test_independent_attention_layers_kept_apart_are_their_ensemble(tmp_path: Pa
     nets = [generic(ZOO[GROWING], seed) for seed in range(2)]
     files = saved(tmp_path, one=nets[0], two=nets[1])
     target = tmp_path / "global.pt"
-    options = ["--match-threshold", "1", "--max-growth", "none"]
+    options = ["--set", "match_threshold=1", "--max-growth", "none"]
     assert run(["match", *files, *arguments(GROWING), *options, "-o", str(target), "-q"]) == 0
     module = merged(GROWING, target)
     assert module.get_parameter("out.weight").shape == (12, 18)  # twice the stream, twice the heads

@@ -332,7 +332,7 @@ def test_mutated_records_end_in_one_line_and_a_code(
     if kind == "files":
         cli.done("match", *nets, "-o", merged)
     elif kind == "shards":
-        cli.done("match", *nets, "-o", folder / "g.safetensors", "--shard-size", "2KB")
+        cli.done("match", *nets, "-o", folder / "g.safetensors", "--set", "shard_size=2KB")
         merged = folder / "g.safetensors.index.json"
     elif kind == "code":
         clients = save_clients(folder)

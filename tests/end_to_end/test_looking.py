@@ -260,7 +260,7 @@ def test_weights_chooses_the_trained_or_the_averaged_copy(
         (),
         ("--max-growth", "none"),
         ("--max-growth", "1"),
-        ("--max-growth", "2.5", "--match-threshold", "0.8"),
+        ("--max-growth", "2.5", "--set", "match_threshold=0.8"),
         APART,
         ("--method", "average"),
         ("--set", "preset=paper"),

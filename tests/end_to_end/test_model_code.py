@@ -124,7 +124,7 @@ def test_independent_residual_nets_kept_apart_are_their_ensemble(tmp_path: Path)
     for number, module in enumerate(modules):
         files.append(str(tmp_path / f"client-{number}.pt"))
         torch.save(module.state_dict(), files[-1])
-    options = [*arguments("resnet B"), "--match-threshold", "1", "--max-growth", "none"]
+    options = [*arguments("resnet B"), "--set", "match_threshold=1", "--max-growth", "none"]
     assert run(["match", *files, *options, "-o", str(tmp_path / "g.pt"), "-q"]) == 0
     merged = model.build().eval()
     state = torch.load(tmp_path / "g.pt", weights_only=True)

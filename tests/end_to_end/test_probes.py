@@ -277,7 +277,7 @@ def test_a_merge_that_is_predicted_worse_than_a_client_is_warned_of(
     found = outcome.json["quality"]
     assert found["agreement"]["decisions"] < 0.9 < found["clients"]["c1"]["decisions"]
     assert "the merge is predicted to be worse than client c1" in outcome.err
-    apart = ("--match-threshold", "1", "--max-growth", "none", "--set", "lead=none")
+    apart = ("--set", "match_threshold=1", "--max-growth", "none", "--set", "lead=none")
     good = cli.done("match", *clients, *MODEL, *FEW, *apart, "-o", tmp_path / "b.pt", "--json")
     assert good.json["quality"]["agreement"]["decisions"] == 1
     assert "predicted to be worse" not in good.err

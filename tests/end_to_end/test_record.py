@@ -134,7 +134,7 @@ OPTIONS = (
         (),
         ("--set", "preset=paper"),
         ("--set", "sigma=0.2", "--set", "sigma0=0.1"),
-        ("--match-threshold", "1", "--max-growth", "none"),
+        ("--set", "match_threshold=1", "--max-growth", "none"),
         ("--method", "average"),
     ],
     ids=["many options", "defaults", "paper", "variances", "apart", "average"],
@@ -181,7 +181,7 @@ def test_a_record_of_a_merge_with_code_has_the_threshold_that_was_used(
     assert record["options"]["match_threshold"] == 0.95
     cli.done("match", "--config", f"{output}.json", *code, "-o", again)
     assert record_of(again)["tensors"] == record["tensors"]
-    other = ("--match-threshold", 0.3, "--force")
+    other = ("--set", "match_threshold=0.3", "--force")
     cli.done("match", "--config", f"{output}.json", *code, *other, "-o", again)
     assert record_of(again)["tensors"] != record["tensors"]
 
@@ -235,7 +235,7 @@ def test_the_command_line_wins_over_the_configuration(
 
 
 @pytest.mark.parametrize(
-    "extra", [("--set", "gamma=0.9"), ("--seed", "7"), ("--match-threshold", "0.3")]
+    "extra", [("--set", "gamma=0.9"), ("--seed", "7"), ("--set", "match_threshold=0.3")]
 )
 def test_the_command_line_wins_over_a_record(
     extra: tuple[str, str], nets: list[Path], tmp_path: Path, cli: Cli

@@ -154,10 +154,10 @@ def test_fewer_than_two_clients_are_too_few(given: str, tmp_path: Path, cli: Cli
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        (["--match-threshold", "0"], ["--match-threshold"]),
-        (["--match-threshold", "1.5"], ["--match-threshold"]),
-        (["--match-threshold", "nan"], ["--match-threshold"]),
-        (["--match-threshold", "half"], ["--match-threshold"]),
+        (["--set", "match_threshold=0"], ["--set match_threshold"]),
+        (["--set", "match_threshold=1.5"], ["--set match_threshold"]),
+        (["--set", "match_threshold=nan"], ["--set match_threshold"]),
+        (["--set", "match_threshold=half"], ["--set match_threshold"]),
         (["--max-growth", "0.9"], ["--max-growth", "from 1"]),
         (["--max-growth", "much"], ["--max-growth", "none"]),
         (["--max-growth", "nan"], ["--max-growth"]),
@@ -185,11 +185,14 @@ def test_fewer_than_two_clients_are_too_few(given: str, tmp_path: Path, cli: Cli
         (["--set", "sigma=1"], ["--set sigma0"]),
         (["--set", "sigma0=1"], ["--set sigma"]),
         (
-            ["--set", "sigma=1", "--set", "sigma0=1", "--match-threshold", "0.5"],
-            ["--match-threshold"],
+            ["--set", "sigma=1", "--set", "sigma0=1", "--set", "match_threshold=0.5"],
+            ["--set match_threshold"],
         ),
         (["--set", "sigma=1", "--set", "sigma0=1", "--max-growth", "1.5"], ["--max-growth"]),
-        (["--set", "preset=paper", "--match-threshold", "0.5"], ["--match-threshold", "paper"]),
+        (
+            ["--set", "preset=paper", "--set", "match_threshold=0.5"],
+            ["--set match_threshold", "preset=paper"],
+        ),
         (["--set", "preset=paper", "--max-growth", "2"], ["--max-growth", "paper"]),
         (["--class-counts", "absent.json"], ["--class-counts"]),
         (["--class-counts", "{"], ["--class-counts"]),

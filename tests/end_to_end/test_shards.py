@@ -1,4 +1,4 @@
-"""`--shard-size`: an output in several files, which every command takes for one model."""
+"""`shard_size`: an output in several files, which every command takes for one model."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ def sharded(cli: Cli, nets: list[Path], folder: Path, *options: str) -> Path:
     """Merge into a file and into shards of the same stem; return the index of the latter."""
     folder.mkdir()
     cli.done("match", *nets, "-o", folder.parent / "whole.safetensors", *options)
-    cli.done("match", *nets, "-o", folder / "global.safetensors", "--shard-size", "1KB", *options)
+    cli.done(
+        "match", *nets, "-o", folder / "global.safetensors", "--set", "shard_size=1KB", *options
+    )
     return folder / "global.safetensors.index.json"
 
 
@@ -74,10 +76,10 @@ def test_json_names_the_index_and_the_last_line_verifies_it(
     nets: list[Path], tmp_path: Path, cli: Cli
 ) -> None:
     output = tmp_path / "g.safetensors"
-    shown = cli.done("match", *nets, "-o", output, "--shard-size", "2GB")
+    shown = cli.done("match", *nets, "-o", output, "--set", "shard_size=2GB")
     assert shown.last_line.startswith(f"fedmerge verify {output}.index.json ")
     assert f"wrote {output}.index.json and the shards that it names" in shown.out
-    again = cli.done("match", *nets, "-o", output, "--shard-size", "1KB", "--force", "--json")
+    again = cli.done("match", *nets, "-o", output, "--set", "shard_size=1KB", "--force", "--json")
     assert again.json["output"] == f"{output}.index.json"
     assert not (tmp_path / "g-00001-of-00001.safetensors").exists()
     assert not output.exists()
@@ -90,18 +92,29 @@ def test_json_names_the_index_and_the_last_line_verifies_it(
 @pytest.mark.parametrize(
     ("output", "size", "says"),
     [
-        ("g.pt", "1GB", "--shard-size writes safetensors only"),
-        ("g.safetensors", "much", "--shard-size is 'much'"),
-        ("g.safetensors", "0", "--shard-size is '0'"),
+        ("g.pt", "1GB", "writes safetensors only"),
+        ("g.safetensors", "much", " is 'much'"),
+        ("g.safetensors", "0", " is '0'"),
     ],
 )
-@pytest.mark.parametrize("command", ["match", "convert"])
+@pytest.mark.parametrize(
+    ("command", "option"),
+    [("match", ("--set", "shard_size=")), ("convert", ("--shard-size", ""))],
+    ids=["match", "convert"],
+)
 def test_what_can_not_be_sharded_is_refused_before_any_work(
-    command: str, output: str, size: str, says: str, nets: list[Path], tmp_path: Path, cli: Cli
+    command: str,
+    option: tuple[str, str],
+    output: str,
+    size: str,
+    says: str,
+    nets: list[Path],
+    tmp_path: Path,
+    cli: Cli,
 ) -> None:
     before = listing(tmp_path)
     sources = nets if command == "match" else nets[:1]
-    outcome = cli(command, *sources, "-o", tmp_path / output, "--shard-size", size)
+    outcome = cli(command, *sources, "-o", tmp_path / output, option[0], option[1] + size)
     assert outcome.code == 2
     assert says in outcome.err
     assert listing(tmp_path) == before
@@ -112,10 +125,10 @@ def test_an_earlier_output_of_either_kind_needs_force(
 ) -> None:
     output = tmp_path / "g.safetensors"
     cli.done("match", *nets, "-o", output)
-    outcome = cli("match", *nets, "-o", output, "--shard-size", "1KB")
+    outcome = cli("match", *nets, "-o", output, "--set", "shard_size=1KB")
     assert (outcome.code, "g.safetensors: exists already" in outcome.err) == (2, True)
-    cli.done("match", *nets, "-o", output, "--shard-size", "1KB", "--force")
-    outcome = cli("match", *nets, "-o", output, "--shard-size", "1GB")
+    cli.done("match", *nets, "-o", output, "--set", "shard_size=1KB", "--force")
+    outcome = cli("match", *nets, "-o", output, "--set", "shard_size=1GB")
     assert (outcome.code, "g.safetensors.index.json: exists already" in outcome.err) == (2, True)
 
 
@@ -124,7 +137,7 @@ def test_the_index_may_not_be_overwritten_by_a_merge_of_itself(
 ) -> None:
     index = sharded(cli, nets, tmp_path / "out", "--max-growth", "1")
     output = tmp_path / "out" / "global.safetensors"
-    outcome = cli("match", index, nets[0], "-o", output, "--shard-size", "1KB", "--force")
+    outcome = cli("match", index, nets[0], "-o", output, "--set", "shard_size=1KB", "--force")
     assert outcome.code == 2
     assert "the output is also an input" in outcome.err
 
@@ -147,7 +160,7 @@ def test_the_api_writes_shards_and_loads_them(nets: list[Path], tmp_path: Path) 
 def test_a_retrained_model_is_written_in_shards_too(tmp_path: Path, cli: Cli) -> None:
     scene = make_scene(tmp_path)
     cli.done(*scene.command("whole.safetensors"))
-    command = scene.command("g.safetensors", "--shard-size", "100B")
+    command = scene.command("g.safetensors", "--set", "shard_size=100B")
     shown = cli.done(*command)
     index = tmp_path / "g.safetensors.index.json"
     assert shown.last_line == f"fedmerge verify {index}"
@@ -162,5 +175,5 @@ def test_a_retrained_model_is_written_in_shards_too(tmp_path: Path, cli: Cli) ->
     refused = cli.refused(*command, "--work-dir", tmp_path / "other", code=2)
     assert f"{index}: exists already" in refused.err
     cli.done(*scene.command("next.pt", clients=[index]))
-    pt = scene.command("g.pt", "--shard-size", "1KB")
-    cli.refused(*pt, code=2, says=["--shard-size writes safetensors only"])
+    pt = scene.command("g.pt", "--set", "shard_size=1KB")
+    cli.refused(*pt, code=2, says=["--set shard_size writes safetensors only"])

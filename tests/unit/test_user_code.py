@@ -19,11 +19,11 @@ from fedmerge.errors import (
     TrainingCodeError,
     UserCodeError,
 )
+from fedmerge.process import listening
 from fedmerge.tracebacks import failure_of, forget_users, is_users, last_line, whole_traceback
 from fedmerge.user_code import (
     StopRun,
     find_object,
-    listening,
     optional_tensors,
     own_code,
     run_model,

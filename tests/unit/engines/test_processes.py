@@ -21,7 +21,7 @@ from fedmerge.engines import (
     run_step,
 )
 from fedmerge.errors import TrainingError
-from fedmerge.interpreter import python_command
+from fedmerge.process import python_command
 from tests.unit.engines.conformance import CLIENTS, IsolatedConformance, run_one, task
 from tests.unit.engines.work import HERE, PATIENCE
 

@@ -7,7 +7,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from fedmerge.training import Shard, read_arrays, seeded
+from fedmerge.training import Shard, read_arrays
+from fedmerge.user_code import seeded
 from fedmerge.values import Array
 
 BUILDER = "tests.unit.training.models:build"

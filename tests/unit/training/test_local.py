@@ -15,9 +15,9 @@ from fedmerge.training import (
     find_task,
     load_arrays,
     read_arrays,
-    seeded,
     train_model,
 )
+from fedmerge.user_code import seeded
 from fedmerge.values import Arrays, Place
 from tests.unit.training.models import ImageNet, TokenNet, images, start_arrays
 

@@ -2,16 +2,19 @@
 
 from collections.abc import Mapping
 
-from fedmerge.architecture.from_code.rules.algebra import ALGEBRA_RULES
+from fedmerge.architecture.from_code.rules.arithmetic import (
+    ALGEBRA_RULES,
+    POINTWISE_RULES,
+    is_pointwise,
+    pointwise,
+)
 from fedmerge.architecture.from_code.rules.attention import ATTENTION_RULES
-from fedmerge.architecture.from_code.rules.conv import CONV_RULES
 from fedmerge.architecture.from_code.rules.indexing import INDEXING_RULES
 from fedmerge.architecture.from_code.rules.norm import NORM_RULES
-from fedmerge.architecture.from_code.rules.pointwise import POINTWISE_RULES, is_pointwise, pointwise
-from fedmerge.architecture.from_code.rules.pooling import POOLING_RULES
 from fedmerge.architecture.from_code.rules.recurrent import RECURRENT_RULES
 from fedmerge.architecture.from_code.rules.reduce import REDUCE_RULES
 from fedmerge.architecture.from_code.rules.shape import SHAPE_RULES, regroup
+from fedmerge.architecture.from_code.rules.windows import CONV_RULES, POOLING_RULES
 from fedmerge.architecture.from_code.trace import Rule
 
 RULES: Mapping[str, Rule] = {

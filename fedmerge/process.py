@@ -1,4 +1,4 @@
-"""Standard streams that are there, whatever the process was started with."""
+"""This process and others: its standard streams, interrupts, and how another Python is started."""
 
 from __future__ import annotations
 
@@ -6,13 +6,22 @@ import io
 import os
 import select
 import sys
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, TypeAlias
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
 
+Heard: TypeAlias = Callable[[], bool | None]
+
 STDIN, STDOUT, STDERR = 0, 1, 2
+_heard: ContextVar[Heard] = ContextVar("_heard", default=lambda: None)
+# `python -c` puts the current folder before the standard library, where a `signal.py` would be run;
+# newer Pythons have an option against it.
+_SAFE_PATH = ("-P",) if sys.version_info >= (3, 11) else ()
 
 
 class Unprintable(BaseException):
@@ -92,3 +101,25 @@ def _text(raw: io.FileIO, old: object, *, is_flushed: bool) -> io.TextIOWrapper:
     return io.TextIOWrapper(
         io.BufferedWriter(raw), encoding, errors="replace", line_buffering=is_flushed
     )
+
+
+@contextmanager
+def listening(heard: Heard) -> Iterator[None]:
+    """Let `heard` tell for a while whether the user interrupted (None: it can't know)."""
+    token = _heard.set(heard)
+    try:
+        yield
+    finally:
+        _heard.reset(token)
+
+
+def is_interrupt(error: BaseException | None) -> bool:
+    """Return whether the user wants to stop, whatever code made of that."""
+    heard = _heard.get()()
+    return type(error) is KeyboardInterrupt if heard is None else heard
+
+
+def python_command(code: str, *arguments: str) -> list[str]:
+    """Return the command that runs code in another Python."""
+    start = f"import sys; sys.path[:] = {sys.path!r}; {code}"
+    return [sys.executable, *_SAFE_PATH, "-c", start, *arguments]

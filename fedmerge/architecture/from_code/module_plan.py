@@ -22,6 +22,7 @@ from fedmerge.architecture.from_code.labels import (
     labels_of,
 )
 from fedmerge.architecture.from_code.modules import StatePairs
+from fedmerge.architecture.from_code.own_orders import own_orders
 from fedmerge.architecture.from_code.trace import FoundNorm
 from fedmerge.architecture.from_code.tracing import Walked, walk_model
 from fedmerge.private_torch import StatisticsNormLayer
@@ -40,6 +41,7 @@ from fedmerge.values.plans import (
     outer_groups,
     plain_products,
     replace_groups,
+    with_inside,
 )
 
 WHY_UNSOLVED = "its width does not show in any shape"
@@ -223,6 +225,7 @@ def plan_walked(walked: Walked) -> Plan:
         architecture=type(walked.module).__name__,
         notes=(*_notes(walked), *squared, *_ordered_blocks(tensors)),
     )
+    plan = with_inside(plan, own_orders(plan, walked.trace, names))
     return fix_widths(plan, {name: label.size for label, name in names.items()})
 
 

@@ -1,0 +1,69 @@
+"""Which units may have an order of their own in every unit around them, as those of a head may."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from fedmerge.architecture.from_code.labels import (
+    Axes,
+    Factors,
+    Label,
+    Parts,
+    Tree,
+    labels_of,
+)
+from fedmerge.architecture.from_code.trace import Summed, Trace
+from fedmerge.values.plans import Plan, possible_outers
+
+
+def own_orders(plan: Plan, trace: Trace, names: Mapping[Label, str]) -> dict[str, str]:
+    """Return the groups that may have own orders in the units of another one (group → that).
+
+    They stand inside it on every axis of the tensors, no value of the run has them without it or
+    beside two of it, and no product adds them up over it, or it over them.
+    """
+    wanted = {group: outers[0] for group, outers in possible_outers(plan).items() if outers}
+    if not wanted:
+        return {}
+    labels = {name: label for label, name in names.items()}
+    resolve = trace.labels.resolve
+    values = {tuple(map(resolve, axes)) for axes in trace.made}
+    sums = {summed.resolved(trace.labels) for summed in trace.sums}
+
+    def stay_together(inner: Label, outer: Label) -> bool:
+        return all(_is_beside(inner, outer, axes) for axes in values) and not any(
+            _mixes(inner, outer, summed) for summed in sums
+        )
+
+    return {g: outer for g, outer in wanted.items() if stay_together(labels[g], labels[outer])}
+
+
+def _is_beside(inner: Label, outer: Label, axes: Axes) -> bool:
+    """Return whether one outer unit goes with every inner one: on its axis, or on one other."""
+    bare = [axis for axis in axes if not _is_under(inner, outer, axis)]
+    around = sum(labels_of(axis).count(outer) for axis in axes)
+    return not bare or (len(bare) == 1 and around == 1 and outer not in labels_of(bare[0]))
+
+
+def _is_under(inner: Label, outer: Label, tree: Tree) -> bool:
+    """Return whether all inner units of an axis stand inside outer ones there."""
+    match tree:
+        case Factors(trees):
+            for factor in trees:
+                if factor == outer:
+                    return True
+                if not _is_under(inner, outer, factor):
+                    return False
+            return True
+        case Parts(trees):
+            return all(_is_under(inner, outer, part) for part in trees)
+    return tree != inner
+
+
+def _mixes(inner: Label, outer: Label, summed: Summed) -> bool:
+    """Return whether a product adds up inner units of different outer ones, or makes it so."""
+    over = labels_of(summed.over)
+    if outer in over and any(not _is_under(inner, outer, axis) for axis in summed.kept):
+        return True
+    is_bare = not _is_under(inner, outer, summed.over)
+    return is_bare and any(outer in labels_of(axis) for axis in summed.paired)

@@ -19,6 +19,7 @@ from tests.end_to_end.helpers import record_of
 from tests.end_to_end.test_model_code import arguments, generic, outputs
 from tests.model_zoo import ZOO
 
+TIGHT = 1e-9  # float64
 VIT, GROWING = "vit", "attention with growing heads"
 
 
@@ -69,7 +70,7 @@ def turned_heads(net: nn.Module, *, seed: int) -> nn.Module:
     return turned
 
 
-def test_heads_are_found_though_the_units_of_each_have_an_order_of_their_own(
+def test_nets_whose_heads_have_orders_of_their_own_merge_back_to_the_function(
     tmp_path: Path,
 ) -> None:
     net = generic(ZOO[VIT], seed=1)
@@ -84,10 +85,29 @@ def test_heads_are_found_though_the_units_of_each_have_an_order_of_their_own(
     for block in range(2):
         group = f"blocks.{block}.attention.qkv.heads"
         assert found["one"][group] == found["two"][group][::-1]
-    # A plan has one order of units for all heads, so the merged net is another function.
+        for inner in ("qkv", "qkv-2"):
+            rows = found["two"][f"blocks.{block}.attention.{inner}"]
+            assert rows[0] != rows[1]
+    assert torch.allclose(outputs(merged(VIT, target), ZOO[VIT]), expected, atol=TIGHT)
+    assert run(["verify", str(target), *files, *arguments(VIT), "-q"]) == 0
+    record = json.dumps(record_of(target))
+    assert '"inside": "blocks.0.attention.qkv.heads"' in record
+
+
+def test_with_one_order_for_all_heads_the_merge_is_another_function(tmp_path: Path) -> None:
+    net = generic(ZOO[VIT], seed=1)
+    files = saved(tmp_path, one=net, two=turned_heads(net, seed=0))
+    plan, target = tmp_path / "plan.json", tmp_path / "global.pt"
+    assert run(["plan", *files, *arguments(VIT), "-o", str(plan), "-q"]) == 0
+    written = json.loads(plan.read_text())
+    inner = [group.pop("inside") for group in written["groups"] if "inside" in group]
+    assert len(inner) == 4
+    plan.write_text(json.dumps(written))  # as it was before groups could be inside others
+    options = [*arguments(VIT), "--plan", str(plan), "--set", "probe=none"]
+    assert run(["match", *files, *options, "-o", str(target), "-q"]) == 0
     result = outputs(merged(VIT, target), ZOO[VIT])
     assert result.isfinite().all()
-    assert not torch.allclose(result, expected, atol=1e-3)
+    assert not torch.allclose(result, outputs(net, ZOO[VIT]), atol=1e-3)
     assert run(["verify", str(target), *files, *arguments(VIT), "-q"]) == 0
 
 

@@ -16,6 +16,7 @@ from fedmerge.architecture.from_code import permuted, plan_model
 from fedmerge.merging import MatchOptions, Merge, agreement, fit, targets
 from fedmerge.probes import ProbeOptions, noise_probes
 from tests import digits
+from tests.clients import random_moves
 from tests.model_zoo import ZOO
 
 SAME = 1e-5  # of the largest output, single precision
@@ -60,7 +61,7 @@ def copies(model: nn.Module, name: str, count: int = 3) -> list[State]:
     shapes = {key: tuple(tensor.shape) for key, tensor in model.state_dict().items()}
     widths = solve_widths(plan, shapes, source=name)
     rng = np.random.default_rng(0)
-    moves = ({g: rng.permutation(w) for g, w in widths.items()} for _ in range(count - 1))
+    moves = (random_moves(plan, widths, rng) for _ in range(count - 1))
     moved = [permuted(model, plan, own, widths) for own in moves]
     return [dict(each.state_dict()) for each in (model, *moved)]
 

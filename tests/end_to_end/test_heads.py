@@ -21,6 +21,7 @@ from tests.model_zoo import ZOO
 
 TIGHT = 1e-9  # float64
 VIT, GROWING = "vit", "attention with growing heads"
+COUNTED = "attention that counts its heads"
 
 
 @pytest.fixture(autouse=True)
@@ -111,16 +112,26 @@ def test_with_one_order_for_all_heads_the_merge_is_another_function(tmp_path: Pa
     assert run(["verify", str(target), *files, *arguments(VIT), "-q"]) == 0
 
 
-def test_independent_attention_layers_kept_apart_are_their_ensemble(tmp_path: Path) -> None:
-    nets = [generic(ZOO[GROWING], seed) for seed in range(2)]
+@pytest.mark.parametrize(
+    ("name", "out", "shape"),
+    [(GROWING, "out.weight", (12, 18)), (COUNTED, "attention.out.weight", (12, 24))],
+)
+def test_independent_attention_layers_kept_apart_are_their_ensemble(
+    name: str, out: str, shape: tuple[int, int], tmp_path: Path
+) -> None:
+    nets = [generic(ZOO[name], seed) for seed in range(2)]
     files = saved(tmp_path, one=nets[0], two=nets[1])
     target = tmp_path / "global.pt"
     options = ["--set", "match_threshold=1", "--max-growth", "none"]
-    assert run(["match", *files, *arguments(GROWING), *options, "-o", str(target), "-q"]) == 0
-    module = merged(GROWING, target)
-    assert module.get_parameter("out.weight").shape == (12, 18)  # twice the stream, twice the heads
-    mean = torch.stack([outputs(net, ZOO[GROWING]) for net in nets]).mean(0)
-    assert torch.allclose(outputs(module, ZOO[GROWING]), mean, atol=1e-9)
+    assert run(["match", *files, *arguments(name), *options, "-o", str(target), "-q"]) == 0
+    module = merged(name, target)
+    assert module.get_parameter(out).shape == shape  # twice the stream, twice the heads
+    mean = torch.stack([outputs(net, ZOO[name]) for net in nets]).mean(0)
+    assert torch.allclose(outputs(module, ZOO[name]), mean, atol=TIGHT)
+    assert not torch.allclose(outputs(nets[0], ZOO[name]), mean, atol=1e-2)
+    assert run(["verify", str(target), *files, *arguments(name), "-q"]) == 0
+    model = fedmerge.load_model(ZOO[name].build, target)
+    assert torch.allclose(outputs(model.eval(), ZOO[name]), mean, atol=TIGHT)
 
 
 def with_silent_head(net: nn.Module) -> nn.Module:

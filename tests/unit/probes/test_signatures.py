@@ -67,7 +67,9 @@ def test_moved_units_take_their_responses_with_them(name: str) -> None:
     outer = {g: Assignment(moves[g], widths[g]) for g in plan.inside.values()}
     for group, own in before.items():
         scale = float(np.abs(own).max())
-        places = Assignment(moves[group], widths[group]).numbers(outer.get(plan.inside.get(group, "")))
+        places = Assignment(moves[group], widths[group]).numbers(
+            outer.get(plan.inside.get(group, ""))
+        )
         assert np.abs(after[group][places] - own).max() < CLOSE * scale, group
         apart = np.abs(after[group][np.roll(places, 1)] - own).max() if len(own) > 1 else 0.0
         told += apart > 10 * CLOSE * scale

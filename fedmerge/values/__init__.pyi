@@ -20,11 +20,14 @@ from .plans import (
     axis_size as axis_size,
     groups_in as groups_in,
     index_map as index_map,
+    inner_groups as inner_groups,
     outer_groups as outer_groups,
     plain_products as plain_products,
+    possible_outers as possible_outers,
     replace_groups as replace_groups,
     terms as terms,
     unit_positions as unit_positions,
+    with_inside as with_inside,
 )
 from .wording import (
     AVERAGE as AVERAGE,

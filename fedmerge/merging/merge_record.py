@@ -297,6 +297,8 @@ def _group_differences(
     missing = int(np.argmax(np.append(covered, -1) != np.arange(len(covered) + 1)))
     if missing < matched:
         yield f"global unit {missing} of group '{entry.name}' belongs to no client"
+    if matched > sum(record.assignments[name][entry.name].shape[-1] for name in names):
+        yield f"group '{entry.name}' is wider than all clients together"
     if entry.width > max(widest, matched):
         yield f"group '{entry.name}' is padded to {entry.width} units, no group has so many"
 

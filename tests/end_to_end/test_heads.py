@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import re
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,8 @@ import fedmerge
 from fedmerge.architecture import resize_module
 from fedmerge.checkpoint import open_checkpoint
 from fedmerge.cli import run
+from fedmerge.merging import record_from_json
+from fedmerge.report import group_views
 from tests.end_to_end.helpers import record_of
 from tests.end_to_end.test_model_code import arguments, generic, outputs
 from tests.model_zoo import ZOO
@@ -110,6 +113,65 @@ def test_with_one_order_for_all_heads_the_merge_is_another_function(tmp_path: Pa
     assert result.isfinite().all()
     assert not torch.allclose(result, outputs(net, ZOO[VIT]), atol=1e-3)
     assert run(["verify", str(target), *files, *arguments(VIT), "-q"]) == 0
+
+
+INNER = "blocks.0.attention.qkv"
+EDITS: dict[str, tuple[Callable[[list[list[int]]], object], str]] = {
+    "unit twice": (lambda rows: [rows[0], [0, 0, 2, 3]], "gives two units the same global unit"),
+    "out of range": (lambda rows: [rows[0], [1, 2, 3, 4]], "leaves the range of 0 to 3"),
+    "row missing": (lambda rows: rows[:1], "has 1 rows, expected 2"),
+    "ragged": (lambda rows: [rows[0], [0, 1]], "rows of different lengths"),
+    "no row": (lambda rows: [rows[0], 3], "rows of different lengths"),
+    "narrower": (lambda rows: [[0, 1], [1, 0]], "has 2 units, its recorded width is 4"),
+    "another order": (lambda rows: [rows[0][::-1], rows[1]], "recorded SHA-256|not what"),
+}
+
+
+@pytest.mark.parametrize("name", EDITS)
+def test_a_record_of_heads_that_was_edited_is_found(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    net = generic(ZOO[VIT], seed=1)
+    files = saved(tmp_path, one=net, two=turned_heads(net, seed=0))
+    target = tmp_path / "global.pt"
+    options = [*arguments(VIT), "--set", "probe=none"]
+    assert run(["match", *files, *options, "-o", str(target), "-q"]) == 0
+    change, says = EDITS[name]
+    record = record_of(target)
+    rows = record["assignments"]["two"][INNER]
+    record["assignments"]["two"][INNER] = change(rows)
+    Path(f"{target}.json").write_text(json.dumps(record))
+    capsys.readouterr()
+    assert run(["verify", str(target), *files]) != 0
+    told = " ".join("".join(capsys.readouterr()).split())
+    assert re.search(says, told), told
+
+
+def test_an_average_of_heads_is_recorded_and_recomputed(tmp_path: Path) -> None:
+    net = generic(ZOO[VIT], seed=1)
+    files = saved(tmp_path, one=net, two=turned_heads(net, seed=0))
+    target = tmp_path / "global.pt"
+    options = [*arguments(VIT), "--method", "average"]
+    assert run(["match", *files, *options, "-o", str(target), "-q"]) == 0
+    assert record_of(target)["assignments"]["two"][INNER] == [0, 1, 2, 3]  # in all heads
+    assert run(["verify", str(target), *files, *arguments(VIT), "-q"]) == 0
+    page = tmp_path / "page.html"
+    assert run(["report", str(target), "-o", str(page), "-q"]) == 0
+
+
+def test_a_report_of_heads_counts_units_over_all_of_them(tmp_path: Path) -> None:
+    net = generic(ZOO[VIT], seed=1)
+    files = saved(tmp_path, one=net, two=turned_heads(net, seed=0))
+    target = tmp_path / "global.pt"
+    options = [*arguments(VIT), "--set", "probe=none"]
+    assert run(["match", *files, *options, "-o", str(target), "-q"]) == 0
+    views = {
+        view.name: view
+        for view in group_views(record_from_json(record_of(target), source="global.pt"))
+    }
+    assert views[INNER].owners == (0, 2 * 4)
+    assert len(views[INNER].similarities) == 2 * 2 * 4
+    assert len(views[INNER].matches) == 2 * 4
 
 
 @pytest.mark.parametrize(

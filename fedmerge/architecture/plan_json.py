@@ -12,6 +12,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 
 from fedmerge.decoding import DEEPEST, Count, Name, decode_value, shortened
 from fedmerge.errors import ArchitectureError, FedmergeError
+from fedmerge.values.nesting import possible_outers, with_inside
 from fedmerge.values.plans import (
     OUTPUT,
     Concat,
@@ -25,8 +26,6 @@ from fedmerge.values.plans import (
     TensorPlan,
     Units,
     groups_in,
-    possible_outers,
-    with_inside,
 )
 
 FORMAT: Final = 1

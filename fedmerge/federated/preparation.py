@@ -33,7 +33,8 @@ from fedmerge.merging.session import Session, prepare
 from fedmerge.training import EVALUATION_KEYS, Shard, array_dtypes, read_shard, tied_names
 from fedmerge.training.shards import EVALUATION
 from fedmerge.user_code import parameters_of
-from fedmerge.values.plans import Plan, with_inside
+from fedmerge.values.nesting import with_inside
+from fedmerge.values.plans import Plan
 
 
 @dataclass(frozen=True)

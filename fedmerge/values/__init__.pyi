@@ -5,6 +5,7 @@ from .arrays import (
     IntArray as IntArray,
 )
 from .clients import Client as Client, Program as Program, TensorInfo as TensorInfo
+from .nesting import possible_outers as possible_outers, with_inside as with_inside
 from .plans import (
     OUTPUT as OUTPUT,
     Assignment as Assignment,
@@ -23,11 +24,9 @@ from .plans import (
     inner_groups as inner_groups,
     outer_groups as outer_groups,
     plain_products as plain_products,
-    possible_outers as possible_outers,
     replace_groups as replace_groups,
     terms as terms,
     unit_positions as unit_positions,
-    with_inside as with_inside,
 )
 from .wording import (
     AVERAGE as AVERAGE,

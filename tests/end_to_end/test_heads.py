@@ -115,6 +115,15 @@ def test_with_one_order_for_all_heads_the_merge_is_another_function(tmp_path: Pa
     assert run(["verify", str(target), *files, *arguments(VIT), "-q"]) == 0
 
 
+def turned_and_merged(folder: Path, *options: str) -> tuple[list[str], Path]:
+    """Return a ViT and one of the same function with other orders as files, and their merge."""
+    net = generic(ZOO[VIT], seed=1)
+    files = saved(folder, one=net, two=turned_heads(net, seed=0))
+    target = folder / "global.pt"
+    assert run(["match", *files, *arguments(VIT), *options, "-o", str(target), "-q"]) == 0
+    return files, target
+
+
 INNER = "blocks.0.attention.qkv"
 EDITS: dict[str, tuple[Callable[[list[list[int]]], object], str]] = {
     "unit twice": (lambda rows: [rows[0], [0, 0, 2, 3]], "gives two units the same global unit"),
@@ -131,11 +140,7 @@ EDITS: dict[str, tuple[Callable[[list[list[int]]], object], str]] = {
 def test_a_record_of_heads_that_was_edited_is_found(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    net = generic(ZOO[VIT], seed=1)
-    files = saved(tmp_path, one=net, two=turned_heads(net, seed=0))
-    target = tmp_path / "global.pt"
-    options = [*arguments(VIT), "--set", "probe=none"]
-    assert run(["match", *files, *options, "-o", str(target), "-q"]) == 0
+    files, target = turned_and_merged(tmp_path, "--set", "probe=none")
     change, says = EDITS[name]
     record = record_of(target)
     rows = record["assignments"]["two"][INNER]
@@ -148,11 +153,7 @@ def test_a_record_of_heads_that_was_edited_is_found(
 
 
 def test_an_average_of_heads_is_recorded_and_recomputed(tmp_path: Path) -> None:
-    net = generic(ZOO[VIT], seed=1)
-    files = saved(tmp_path, one=net, two=turned_heads(net, seed=0))
-    target = tmp_path / "global.pt"
-    options = [*arguments(VIT), "--method", "average"]
-    assert run(["match", *files, *options, "-o", str(target), "-q"]) == 0
+    files, target = turned_and_merged(tmp_path, "--method", "average")
     assert record_of(target)["assignments"]["two"][INNER] == [0, 1, 2, 3]  # in all heads
     assert run(["verify", str(target), *files, *arguments(VIT), "-q"]) == 0
     page = tmp_path / "page.html"
@@ -160,11 +161,7 @@ def test_an_average_of_heads_is_recorded_and_recomputed(tmp_path: Path) -> None:
 
 
 def test_a_report_of_heads_counts_units_over_all_of_them(tmp_path: Path) -> None:
-    net = generic(ZOO[VIT], seed=1)
-    files = saved(tmp_path, one=net, two=turned_heads(net, seed=0))
-    target = tmp_path / "global.pt"
-    options = [*arguments(VIT), "--set", "probe=none"]
-    assert run(["match", *files, *options, "-o", str(target), "-q"]) == 0
+    _, target = turned_and_merged(tmp_path, "--set", "probe=none")
     views = {
         view.name: view
         for view in group_views(record_from_json(record_of(target), source="global.pt"))

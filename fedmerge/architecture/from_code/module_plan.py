@@ -26,6 +26,7 @@ from fedmerge.architecture.from_code.own_orders import own_orders
 from fedmerge.architecture.from_code.trace import FoundNorm
 from fedmerge.architecture.from_code.tracing import Walked, walk_model
 from fedmerge.private_torch import StatisticsNormLayer
+from fedmerge.values.nesting import with_inside
 from fedmerge.values.plans import (
     Concat,
     Group,
@@ -41,7 +42,6 @@ from fedmerge.values.plans import (
     outer_groups,
     plain_products,
     replace_groups,
-    with_inside,
 )
 
 WHY_UNSOLVED = "its width does not show in any shape"

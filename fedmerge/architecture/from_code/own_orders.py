@@ -13,7 +13,8 @@ from fedmerge.architecture.from_code.labels import (
     labels_of,
 )
 from fedmerge.architecture.from_code.trace import Summed, Trace
-from fedmerge.values.plans import Plan, possible_outers
+from fedmerge.values.nesting import possible_outers
+from fedmerge.values.plans import Plan
 
 
 def own_orders(plan: Plan, trace: Trace, names: Mapping[Label, str]) -> dict[str, str]:

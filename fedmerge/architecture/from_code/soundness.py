@@ -30,6 +30,7 @@ from fedmerge.errors import ArchitectureError, UntoldError, UserCodeError
 from fedmerge.private_torch import leaves, map_tensors
 from fedmerge.tracebacks import message_of
 from fedmerge.values.arrays import IntArray
+from fedmerge.values.nesting import with_inside
 from fedmerge.values.plans import (
     Plan,
     axis_size,
@@ -37,7 +38,6 @@ from fedmerge.values.plans import (
     index_map,
     outer_groups,
     pin_groups,
-    with_inside,
 )
 
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4}  # relative to the largest output

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from functools import partial
 
 import numpy as np
-import pytest
 
 from fedmerge.matching import (
     GroupMatching,

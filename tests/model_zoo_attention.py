@@ -168,7 +168,8 @@ class CountedAttention(nn.Module):
     def __init__(self, width: int, heads: int, head_dim: int) -> None:
         super().__init__()
         self.num_heads, self.head_dim = heads, head_dim
-        self.q, self.k, self.v = (nn.Linear(width, heads * head_dim) for _ in range(3))
+        self.q, self.v = (nn.Linear(width, heads * head_dim) for _ in range(2))
+        self.k = nn.Linear(width, heads * head_dim, bias=False)  # softmax would not see one
         self.out = nn.Linear(heads * head_dim, width)
 
     def forward(self, x: Tensor) -> Tensor:

@@ -167,6 +167,7 @@ def _view(record: MergeRecord, entry: GroupEntry) -> GroupView:
         similarities=tuple(known),
         matches=tuple(matches),
         unknown="" if known else _why_unknown(record, entry),
+        inside=record.plan.inside.get(entry.name, ""),
     )
 
 

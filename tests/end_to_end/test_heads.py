@@ -13,9 +13,10 @@ import torch
 from torch import Tensor, nn
 
 import fedmerge
-from fedmerge.architecture import resize_module
+from fedmerge.architecture import ModelCode, resize_module
 from fedmerge.checkpoint import open_checkpoint
 from fedmerge.cli import run
+from fedmerge.federated import RetrainOptions, open_start
 from fedmerge.merging import record_from_json
 from fedmerge.report import group_views
 from tests.end_to_end.helpers import record_of
@@ -169,6 +170,33 @@ def test_a_report_of_heads_counts_units_over_all_of_them(tmp_path: Path) -> None
     assert views[INNER].owners == (0, 2 * 4)
     assert len(views[INNER].similarities) == 2 * 2 * 4
     assert len(views[INNER].matches) == 2 * 4
+    assert (views[INNER].width, views[INNER].inside) == (4, f"{INNER}.heads")
+    page = tmp_path / "page.html"
+    assert run(["report", str(target), "-o", str(page), "-q"]) == 0
+    assert f"4 in each of {INNER}.heads" in page.read_text()
+
+
+def test_plan_says_which_units_have_another_order_in_every_head(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files = saved(tmp_path, one=generic(ZOO[VIT], seed=1))
+    assert run(["plan", *files, *arguments(VIT)]) == 0
+    assert f"in another order in each of {INNER}.heads: {INNER}, {INNER}-2" in (
+        capsys.readouterr().out
+    )
+
+
+def test_in_rounds_units_have_one_order_and_go_on_from_the_file_s(tmp_path: Path) -> None:
+    _, target = turned_and_merged(tmp_path, "--set", "probe=none")
+    start = open_start([str(target)], ["one", "two"], ModelCode(ZOO[VIT].build), RetrainOptions())
+    expected = outputs(merged(VIT, target), ZOO[VIT])
+    states = [{n: c.read_torch(n) for n in c.tensors} for c in start.clients]
+    for state in states:
+        client = ZOO[VIT].build().eval()
+        client.load_state_dict(state)
+        assert torch.allclose(outputs(client, ZOO[VIT]), expected, atol=TIGHT)
+    heads = [state[f"{INNER}.weight"].unflatten(0, (3, 2, 4)) for state in states]
+    assert torch.equal(heads[0], heads[1].flip(1))  # heads in each one's own order, units not
 
 
 @pytest.mark.parametrize(

@@ -27,16 +27,32 @@ def own_orders(plan: Plan, trace: Trace, names: Mapping[Label, str]) -> dict[str
     if not wanted:
         return {}
     labels = {name: label for label, name in names.items()}
-    resolve = trace.labels.resolve
-    values = {tuple(map(resolve, axes)) for axes in trace.made}
-    sums = {summed.resolved(trace.labels) for summed in trace.sums}
+    values = _values_by_label(trace)
+    sums = [summed.resolved(trace.labels) for summed in trace.sums]
 
     def stay_together(inner: Label, outer: Label) -> bool:
-        return all(_is_beside(inner, outer, axes) for axes in values) and not any(
+        return all(_is_beside(inner, outer, axes) for axes in values.get(inner, ())) and not any(
             _mixes(inner, outer, summed) for summed in sums
         )
 
     return {g: outer for g, outer in wanted.items() if stay_together(labels[g], labels[outer])}
+
+
+def _values_by_label(trace: Trace) -> dict[Label, list[Axes]]:
+    """Return what every label stands beside in the values of the runs, each kind of value once."""
+    resolved: dict[int, Tree] = {}  # by the trees' identities: most are in many values
+    found: dict[tuple[int, ...], Axes] = {}
+    for axes in trace.made:
+        for axis in axes:
+            if id(axis) not in resolved:
+                resolved[id(axis)] = trace.labels.resolve(axis)
+        found[tuple(map(id, axes))] = tuple([resolved[id(axis)] for axis in axes])
+    known = {id(tree): set(labels_of(tree)) for tree in resolved.values()}
+    values: dict[Label, list[Axes]] = {}
+    for axes in found.values():
+        for label in set().union(*[known[id(tree)] for tree in axes]):
+            values.setdefault(label, []).append(axes)
+    return values
 
 
 def _is_beside(inner: Label, outer: Label, axes: Axes) -> bool:

@@ -41,7 +41,7 @@ def widened(model: nn.Module, old: int, new: int) -> dict[str, tuple[int, ...]]:
 
 def attention_shapes(stream: int, inner: int) -> dict[str, tuple[int, ...]]:
     """Return the shapes of the zoo's attention that counts its heads."""
-    made = {f"{n}.weight": (inner, stream) for n in "qkv"} | {f"{n}.bias": (inner,) for n in "qkv"}
+    made = {f"{n}.weight": (inner, stream) for n in "qkv"} | {f"{n}.bias": (inner,) for n in "qv"}
     return {**made, "out.weight": (stream, inner), "out.bias": (stream,)}
 
 

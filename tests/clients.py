@@ -39,20 +39,6 @@ def permuted(state: State, seed: int) -> tuple[dict[str, Tensor], dict[str, IntA
     return _tied_as(state, result), moves
 
 
-def random_moves(
-    plan: Plan, widths: Mapping[str, int], rng: np.random.Generator
-) -> dict[str, IntArray]:
-    """Return a random order of every group's units, another one in every unit around them."""
-
-    def move(group: str, width: int) -> IntArray:
-        if group not in plan.inside:
-            return rng.permutation(width)
-        rows = [rng.permutation(width) for _ in range(widths[plan.inside[group]])]
-        return np.stack(rows)
-
-    return {group: move(group, width) for group, width in widths.items()}
-
-
 def spoil_units(state: State, seed: int) -> dict[str, Tensor]:
     """Return the state with a zero unit and two equal units in every group of four or more."""
     plan, widths = plan_of(state)

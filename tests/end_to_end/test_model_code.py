@@ -15,10 +15,9 @@ import torch
 from torch import Tensor, nn
 
 from fedmerge.architecture import resize_module, solve_widths
-from fedmerge.architecture.from_code import permuted, plan_model
+from fedmerge.architecture.from_code import permuted, plan_model, random_moves
 from fedmerge.checkpoint import open_checkpoint
 from fedmerge.cli import run
-from tests.clients import random_moves
 from tests.model_zoo import ZOO, Model
 
 # The command line describes one input; models that also take a state are tested by their plans.

@@ -15,9 +15,8 @@ from torch import Tensor, nn
 
 import fedmerge
 from fedmerge.architecture import solve_widths
-from fedmerge.architecture.from_code import permuted, plan_model
+from fedmerge.architecture.from_code import permuted, plan_model, random_moves
 from fedmerge.cli import run
-from tests.clients import random_moves
 from tests.end_to_end.helpers import PATIENCE, process
 
 pytestmark = pytest.mark.slow

@@ -269,7 +269,7 @@ def _guilty_in(
     module, expected = _telling_model(model, arguments, dtype, state, rng)
     shapes = {name: tuple(t.shape) for name, t in float_tensors(module)[0].items()}
     widths = widths or solve_widths(plan, shapes, source="the model")
-    moves = {group: _moves(plan, group, widths, rng) for group in widths}
+    moves = random_moves(plan, widths, rng)
 
     def fails(groups: Mapping[str, IntArray]) -> bool:
         still = {group: np.arange(width) for group, width in widths.items()}
@@ -297,12 +297,18 @@ def permuted(
     return result
 
 
-def _moves(plan: Plan, group: str, widths: Mapping[str, int], rng: np.random.Generator) -> IntArray:
-    """Return a random permutation of a group's units, another one in every unit around them."""
-    outer = plan.inside.get(group)
-    if outer is None:
-        return _moved(widths[group], rng)
-    return np.stack([_moved(widths[group], rng) for _ in range(widths[outer])])
+def random_moves(
+    plan: Plan, widths: Mapping[str, int], rng: np.random.Generator
+) -> dict[str, IntArray]:
+    """Return a random order of every group's units, another one in every unit around them."""
+
+    def moves(group: str) -> IntArray:
+        outer = plan.inside.get(group)
+        if outer is None:
+            return _moved(widths[group], rng)
+        return np.stack([_moved(widths[group], rng) for _ in range(widths[outer])])
+
+    return {group: moves(group) for group in widths}
 
 
 def _moved(width: int, rng: np.random.Generator) -> IntArray:

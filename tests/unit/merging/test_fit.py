@@ -12,11 +12,10 @@ from torch import Tensor, nn
 
 from fedmerge.api import match
 from fedmerge.architecture import ModelCode, resize_module, solve_widths
-from fedmerge.architecture.from_code import permuted, plan_model
+from fedmerge.architecture.from_code import permuted, plan_model, random_moves
 from fedmerge.merging import MatchOptions, Merge, agreement, fit, targets
 from fedmerge.probes import ProbeOptions, noise_probes
 from tests import digits
-from tests.clients import random_moves
 from tests.model_zoo import ZOO
 
 SAME = 1e-5  # of the largest output, single precision

@@ -10,10 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from fedmerge.architecture import solve_widths
-from fedmerge.architecture.from_code import permuted, plan_model
+from fedmerge.architecture.from_code import permuted, plan_model, random_moves
 from fedmerge.probes import Probes, normalised, unit_responses
 from fedmerge.values import Assignment, FloatArray, Plan
-from tests.clients import random_moves
 from tests.model_zoo import ZOO, Model
 
 CLOSE = 1e-4  # single precision, in sums of other orders; of the largest response

@@ -59,7 +59,7 @@ def _is_beside(inner: Label, outer: Label, axes: Axes) -> bool:
     """Return whether one outer unit goes with every inner one: on its axis, or on one other."""
     bare = [axis for axis in axes if not _is_under(inner, outer, axis)]
     around = sum(labels_of(axis).count(outer) for axis in axes)
-    return not bare or (len(bare) == 1 and around == 1 and outer not in labels_of(bare[0]))
+    return not bare or (around == 1 and not any(outer in labels_of(axis) for axis in bare))
 
 
 def _is_under(inner: Label, outer: Label, tree: Tree) -> bool:

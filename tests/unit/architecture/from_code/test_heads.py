@@ -252,6 +252,11 @@ def test_a_product_over_heads_gives_their_units_one_order() -> None:
         verify_plan(net, with_inside(plan, both), INPUTS, rng=np.random.default_rng(0))
 
 
+def test_units_of_a_head_that_are_compared_with_each_other_keep_its_order() -> None:
+    plan = planned(Mixed(lambda q, seen: seen @ (q.transpose(-1, -2) @ q).softmax(-1)))
+    assert plan.inside == {"qkv": "qkv.heads"}  # one group: queries, keys and values mix
+
+
 def test_a_norm_that_all_heads_share_gives_their_units_one_order() -> None:
     class Normed(Mixed):
         def __init__(self) -> None:

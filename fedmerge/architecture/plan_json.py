@@ -135,7 +135,7 @@ def plan_from_json(value: object) -> Plan:
     )
     _check_groups(plan)
     inside = {g.name: g.inside for g in given.groups if isinstance(g, JsonGroup) and g.inside}
-    plan = with_inside(plan, inside) if _checked_inside(plan, inside) else plan
+    plan = _with_inside(plan, inside) if inside else plan
     for norm in plan.norms:
         _check_norm(norm, plan.tensors)
     return plan
@@ -288,9 +288,9 @@ def _check_groups(plan: Plan) -> None:
         tied |= set(tie)
 
 
-def _checked_inside(plan: Plan, inside: Mapping[str, str]) -> bool:
-    """Return whether any groups stand inside others; refuse those that do not."""
-    around = possible_outers(plan) if inside else {}
+def _with_inside(plan: Plan, inside: Mapping[str, str]) -> Plan:
+    """Return the plan with these groups inside others (group → outer); refuse any that is not."""
+    around = possible_outers(plan)
     before: set[str] = set()
     for group in plan.groups:
         outer = inside.get(group.name)
@@ -303,7 +303,7 @@ def _checked_inside(plan: Plan, inside: Mapping[str, str]) -> bool:
             how = "is inside another one itself" if outer in inside else "is listed after it"
             raise _error(f"group '{group.name}' is inside '{outer}', which {how}")
         before.add(group.name)
-    return bool(inside)
+    return with_inside(plan, inside)
 
 
 def _check_norm(norm: Norm, tensors: Mapping[str, TensorPlan]) -> None:

@@ -394,8 +394,8 @@ def _unambiguous(pairs: Iterable[tuple[int, int]]) -> dict[int, int]:
     return {old: new for old, (new, *others) in moves.items() if not others and new != old}
 
 
-_COUNTS_HEADS = re.compile("head", re.IGNORECASE)
-_IN_A_HEAD = re.compile("dim|size|width|channels|^d_|_d$", re.IGNORECASE)  # head_dim, d_head
+_COUNTS_HEADS = re.compile(r"heads$|^n\w*head$|heads?_(count|num)$", re.IGNORECASE)
+_IN_A_HEAD = re.compile("dim|size|width|channels|per_", re.IGNORECASE)
 
 
 def _first_made(old_shapes: Shapes, shapes: Shapes, path: str) -> tuple[int, int]:

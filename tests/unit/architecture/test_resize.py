@@ -62,6 +62,17 @@ def test_the_number_of_heads_follows_the_heads_and_not_the_stream(
     assert (attention.num_heads, attention.head_dim) == (heads, 4)
 
 
+def test_integers_follow_the_number_of_heads_by_their_names() -> None:
+    attention = CountedAttention(12, heads=3, head_dim=4)
+    counting = ("heads", "n_head", "nhead", "num_attention_heads", "head_count", "H_heads")
+    others = ("head_out", "dim_heads", "overhead", "n_units_per_head", "layers")
+    for name in (*counting, *others):
+        setattr(attention, name, 3)
+    resize_module(attention, attention_shapes(12, 20))
+    assert {name: getattr(attention, name) for name in counting} == dict.fromkeys(counting, 5)
+    assert {name: getattr(attention, name) for name in others} == dict.fromkeys(others, 3)
+
+
 def test_a_user_s_integer_follows_the_width_that_it_equals() -> None:
     model = OwnState()
     resize_module(model, widened(model, 6, 8))

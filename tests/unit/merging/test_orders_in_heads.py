@@ -1,4 +1,4 @@
-"""Copies with other orders of units in every head merge back; with one order for all they do not."""
+"""Copies with other orders of units in every head merge back; with one for all they do not."""
 
 from __future__ import annotations
 

@@ -290,7 +290,7 @@ def match_units(
         visitor.visit(client)
         if is_hopeless(slots.width):
             raise TooWide
-    sweeps, changed = 0, True
+    sweeps, changed = 0, not (shortcuts.pair and _is_solved_by_one_step(clients))
     while changed and sweeps < options.sweeps:
         sweeps += 1
         changed = not shortcuts.stop
@@ -306,6 +306,16 @@ def match_units(
         _scatter(clients, slots, squares),
         _similarities(clients, slots, squares),
     )
+
+
+def _is_solved_by_one_step(clients: Sequence[ClientUnits]) -> bool:
+    """Return whether placing every client once leaves nothing to gain.
+
+    What two units gain together does not depend on which of them joins the other. So the second of
+    two clients has the choice among all pairings, and the best one; equally wide, they bring
+    equally many new units, and the first one sees the same problem with rows for columns.
+    """
+    return len(clients) == 2 and clients[0].features.count == clients[1].features.count
 
 
 def keep_apart(counts: Sequence[int]) -> GroupMatching:

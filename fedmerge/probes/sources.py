@@ -66,6 +66,24 @@ class ProbedClients:
         return None
 
     @cached_property
+    def takes_channels_last(self) -> bool:
+        """Whether images may have their channels last in memory."""
+        return takes_channels_last(self)
+
+    @cached_property
+    def noise(self) -> Probes:
+        """Noise of the inputs' shapes, or random tokens."""
+        made = noise_probes(
+            self.like,
+            self.count,
+            mean=self.options.mean,
+            std=self.options.std,
+            seed=self.seed,
+            tokens=self.tokens,
+        )
+        return replace(made, channels_last=self.takes_channels_last)
+
+    @cached_property
     def outputs(self) -> Any:
         """What the first client gives on the few samples."""
         return evaluated(self.modules[0], self.few)
@@ -74,7 +92,7 @@ class ProbedClients:
 def make_probes(clients: ProbedClients) -> Probes:
     """Return probes as asked for, else the best that are cheap enough."""
     probes = PROBES[_source(clients)](clients)
-    return replace(probes, channels_last=takes_channels_last(clients))
+    return replace(probes, channels_last=clients.takes_channels_last)
 
 
 def takes_channels_last(clients: ProbedClients) -> bool:
@@ -129,14 +147,7 @@ def data(clients: ProbedClients) -> Probes:
 
 def noise(clients: ProbedClients) -> Probes:
     """Return noise of the inputs' shapes, or random tokens."""
-    return noise_probes(
-        clients.like,
-        clients.count,
-        mean=clients.options.mean,
-        std=clients.options.std,
-        seed=clients.seed,
-        tokens=clients.tokens,
-    )
+    return clients.noise
 
 
 def text(clients: ProbedClients) -> Probes:
@@ -155,7 +166,7 @@ def text(clients: ProbedClients) -> Probes:
 
 def synthetic(clients: ProbedClients) -> Probes:
     """Return inputs that the clients take for classes, and some noise."""
-    plain = noise(clients)
+    plain = clients.noise
     made = synthetic_probes(
         _builds(clients),
         plain,

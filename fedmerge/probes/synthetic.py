@@ -161,7 +161,8 @@ def synthetic_probes(
                         chunk.ascend(model, own_steps)
         progress("synthetic inputs", min((turn + 1) * ascent.stint, steps), steps)
     made = zip(*(chunk.inputs() for chunk in chunks), strict=True)
-    return Probes(tuple(torch.cat(parts).cpu() for parts in made), SYNTHETIC)
+    inputs = tuple(torch.cat(parts).cpu().contiguous() for parts in made)
+    return Probes(inputs, SYNTHETIC, channels_last=start.channels_last)
 
 
 def draw_targets(samples: int, classes: int, least_confidence: float, *, seed: int) -> Tensor:

@@ -8,6 +8,7 @@ import numpy as np
 
 from fedmerge.errors import MatchingError
 from fedmerge.matching.assignment import NEW, StepProblem, best_step, distinct_favourites
+from fedmerge.matching.pairs import is_pair, match_pair
 from fedmerge.matching.scores import (
     HOMELESS,
     ClientUnits,
@@ -282,6 +283,15 @@ def match_units(
     exact = prior.sigma < EXACT_BELOW * (prior.sigma + prior.sigma0)
     clients = [client_units(features, exact=exact) for features in units]
     _check(clients, max_width)
+    if shortcuts.pair and is_pair(clients):
+        return match_pair(
+            clients,
+            prior,
+            options,
+            max_width=max_width,
+            shortcuts=shortcuts,
+            is_hopeless=is_hopeless,
+        )
     order = sorted(range(len(clients)), key=lambda client: -clients[client].features.count)
     slots = Slots(clients, clients[order[0]].features.count)
     visitor = Visitor(clients, slots, prior, options, max_width=max_width, shortcuts=shortcuts)
@@ -290,7 +300,7 @@ def match_units(
         visitor.visit(client)
         if is_hopeless(slots.width):
             raise TooWide
-    sweeps, changed = 0, not (shortcuts.pair and _is_solved_by_one_step(clients))
+    sweeps, changed = 0, True
     while changed and sweeps < options.sweeps:
         sweeps += 1
         changed = not shortcuts.stop
@@ -306,16 +316,6 @@ def match_units(
         _scatter(clients, slots, squares),
         _similarities(clients, slots, squares),
     )
-
-
-def _is_solved_by_one_step(clients: Sequence[ClientUnits]) -> bool:
-    """Return whether placing every client once leaves nothing to gain.
-
-    What two units gain together does not depend on which of them joins the other. So the second of
-    two clients has the choice among all pairings, and the best one; equally wide, they bring
-    equally many new units, and the first one sees the same problem with rows for columns.
-    """
-    return len(clients) == 2 and clients[0].features.count == clients[1].features.count
 
 
 def keep_apart(counts: Sequence[int]) -> GroupMatching:

@@ -294,6 +294,9 @@ def test_two_clients_of_equal_width_need_no_sweep(max_width: int | None) -> None
         ]
         assert [matching.sweeps for matching in found] == [0, 1]
         assert indices(found[0]) == indices(found[1])
+        assert found[0].scatter == pytest.approx(found[1].scatter, rel=1e-9)
+        for one, other in zip(*(matching.similarities for matching in found), strict=True):
+            np.testing.assert_allclose(one, other, rtol=0, atol=1e-12)
 
 
 def test_three_clients_and_two_of_different_widths_are_swept() -> None:

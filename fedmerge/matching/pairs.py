@@ -22,7 +22,7 @@ from fedmerge.matching.scores import (
     row_chunks,
     row_products,
 )
-from fedmerge.values.arrays import Float64Array, IntArray
+from fedmerge.values.arrays import Float64Array, FloatArray, IntArray
 from fedmerge.values.plans import Assignment
 
 PAIR = 2
@@ -80,7 +80,7 @@ def _room(count: int, max_width: int | None, unit_cap: int | None) -> int:
     return min(limits)
 
 
-def _inner(left: ClientUnits, right: ClientUnits, device: str) -> Float64Array:
+def _inner(left: ClientUnits, right: ClientUnits, device: str) -> FloatArray:
     """Return the products (units, units) of all units of one client with all of the other."""
     parts = zip(feature_parts(left.features), feature_parts(right.features), strict=True)
     products = [

@@ -24,7 +24,7 @@ from fedmerge.values.wording import Progress, silent
 
 FEWEST_PROBES = 64  # of a costly model
 MOST_WORK = 1.2e11  # multiplications that one run over all probes may take; a merge takes about 10
-STEPS = 60  # of synthetic inputs
+STEPS = 30  # of synthetic inputs; twice as many make no better merges
 SYNTHETIC_WORK = 1e13  # multiplications that making so many as usual may take, unless asked for
 EQUAL = 1e-3  # of the largest output: what the order of sums may change, generously
 NOISE_SHARE = 0.5  # noise beside synthetic inputs, as a share of these

@@ -21,7 +21,7 @@ from fedmerge.values.plans import Layout, Norm, axis_size, index_map
 
 BATCH = 128  # samples run at once
 ROWS = 24_000  # of a layer's outputs that it is fitted to, at most
-HELD_OUT_ROWS = 6_000  # that choose among the strengths of a ridge, at most
+HELD_OUT_ROWS = 2_000  # that choose among the strengths of a ridge, at most
 ROWS_PER_INPUT = 8  # of a layer: more hardly change what it is fitted to
 FEWEST_ROWS = 8_000  # as long as there are so many
 MOST_NUMBERS = 1 << 28  # of all targets together (1 GB in single precision)
@@ -115,7 +115,7 @@ def _most_rows(merges: Sequence[Merge], weights: Collection[str]) -> int:
 
 def _needed(call: Call, most: int) -> int:
     """Return how many rows, of the most that there are, tell enough of a layer."""
-    return round(most * min(1.0, max(FEWEST_ROWS, ROWS_PER_INPUT * call.reads) / ROWS))
+    return min(most, max(FEWEST_ROWS, ROWS_PER_INPUT * call.reads))
 
 
 def some_rows(name: str, call: Call, count: int, seed: tuple[int, int]) -> Tensor:

@@ -250,19 +250,22 @@ def best_ridge(moments: Moments, start: Tensor, strengths: Sequence[float]) -> F
     variances = moments.held_out.targets
     scale = variances.clamp_min(QUIET * float(variances.max()) or 1.0)
 
-    def held_out_error(fit: Fit) -> float:
+    fit_at = cache(lambda place: moments.fitted.ridge(start, strengths[place]))
+
+    @cache
+    def error_at(place: int) -> float:
+        fit = fit_at(place)
         error = float((moments.held_out.error(fit.weight, fit.bias) / scale).mean())
         return error if math.isfinite(error) else math.inf
 
-    fit_at = cache(lambda place: moments.fitted.ridge(start, strengths[place]))
     places = range(len(strengths))
     if len(start[0]) <= WIDE:
-        return fit_at(min(places, key=lambda place: held_out_error(fit_at(place))))
+        return fit_at(min(places, key=error_at))
     place, best = -1, len(strengths) // 2
     while place != best:  # downhill: a factorisation takes seconds
         place = best
-        near = [k for k in (place, place - 1, place + 1) if k in places]
-        best = min(near, key=lambda k: held_out_error(fit_at(k)))
+        near = (k for k in (place - 1, place + 1) if k in places)
+        best = next((k for k in near if error_at(k) < error_at(place)), place)
     return fit_at(best)
 
 

@@ -88,7 +88,7 @@ def _against_forward(base: float) -> Iterator[Result]:
     with tempfile.TemporaryDirectory() as folder:
         files = _saved(merging, Path(folder))
         inputs = f"{folder}/inputs.pt"
-        torch.save(torch.rand(INPUTS, 3, SIDE, SIDE), inputs)
+        torch.save({"x": torch.rand(INPUTS, 3, SIDE, SIDE)}, inputs)
         forward = in_child(forward_of, threads=1, files=files, code=merging.code, inputs=inputs)
         flags = ("--model", merging.code, "--probe-data", inputs, "--effort", "fast")
         arguments = [*match_arguments(files, f"{folder}/global.pt"), *flags]
@@ -105,7 +105,7 @@ def _against_forward(base: float) -> Iterator[Result]:
 
 def forward_of(files: list[str], code: str, inputs: str) -> Mapping[str, Any]:
     """Return the CPU seconds that running all clients once over the inputs takes."""
-    x = torch.load(inputs)
+    x = torch.load(inputs)["x"]
     models = [load_model(ModelCode(code).build, file).eval() for file in files]
 
     def run() -> None:

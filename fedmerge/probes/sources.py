@@ -25,6 +25,7 @@ from fedmerge.values.wording import Progress, silent
 FEWEST_PROBES = 64  # of a costly model
 MOST_WORK = 1.2e11  # multiplications that one run over all probes may take; a merge takes about 10
 STEPS = 30  # of synthetic inputs; twice as many make no better merges
+STEPS_TO_STATISTICS = 60  # where there are batch norms, whose statistics are met later
 SYNTHETIC_WORK = 1e13  # multiplications that making so many as usual may take, unless asked for
 EQUAL = 1e-3  # of the largest output: what the order of sums may change, generously
 NOISE_SHARE = 0.5  # noise beside synthetic inputs, as a share of these
@@ -56,6 +57,14 @@ class ProbedClients:
         """How many probes there are."""
         affordable = max(FEWEST_PROBES, int(MOST_WORK / max(1.0, self.work)))
         return self.options.count or min(DEFAULT_COUNT, affordable)
+
+    @cached_property
+    def steps(self) -> int:
+        """How many steps synthetic inputs take."""
+        has_statistics = any(
+            getattr(part, "running_mean", None) is not None for _, part in parts_of(self.modules[0])
+        )
+        return STEPS_TO_STATISTICS if has_statistics else STEPS
 
     @cached_property
     def tokens(self) -> int | None:
@@ -170,7 +179,7 @@ def synthetic(clients: ProbedClients) -> Probes:
     made = synthetic_probes(
         _builds(clients),
         plain,
-        steps=STEPS,
+        steps=clients.steps,
         seed=clients.seed,
         device=clients.device,
         progress=clients.progress,
@@ -193,7 +202,7 @@ def _source(clients: ProbedClients) -> str:
         return "data"
     if options.source not in (None, SYNTHETIC):
         return options.source
-    is_costly = clients.work * (options.count or DEFAULT_COUNT) * STEPS > SYNTHETIC_WORK
+    is_costly = clients.work * (options.count or DEFAULT_COUNT) * clients.steps > SYNTHETIC_WORK
     if options.source is None and is_costly:
         return "noise"
     if is_language_model(clients.outputs, clients.like, tokens=clients.tokens):

@@ -73,13 +73,14 @@ def results() -> Iterator[Result]:
             "s",
             bar=merging.bar,
         )
-        yield Result(
-            f"{merging.title}: peak memory beyond torch ÷ a file",
-            beyond / size,
-            "×",
-            bar=merging.memory_bar,
-            note=f"{beyond / MEGABYTE:.0f} MB; a file has {size / MEGABYTE:.0f} MB",
-        )
+        if merging.memory_bar is not None:
+            yield Result(
+                f"{merging.title}: peak memory beyond torch ÷ a file",
+                beyond / size,
+                "×",
+                bar=merging.memory_bar,
+                note=f"{beyond / MEGABYTE:.0f} MB; a file has {size / MEGABYTE:.0f} MB",
+            )
 
 
 def _against_forward(base: float) -> Iterator[Result]:

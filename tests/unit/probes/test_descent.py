@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedmerge.probes.descent import Adam, lowest
+from fedmerge.probes import Adam, lowest
 
 
 def test_adam_goes_as_torchs_own() -> None:
@@ -47,7 +47,7 @@ def test_a_search_that_meets_no_numbers_stays_where_it_began() -> None:
 def test_torchs_optimisers_would_load_its_compiler_and_these_do_not() -> None:
     code = """
 import sys, torch
-from fedmerge.probes.descent import Adam, lowest
+from fedmerge.probes import Adam, lowest
 x = torch.zeros(2)
 Adam([x], rate=0.1).step([torch.ones(2)])
 lowest(lambda place: place.square().sum(), torch.ones(2))

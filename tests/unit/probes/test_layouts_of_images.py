@@ -6,14 +6,15 @@ import torch
 from torch import Tensor, nn
 
 from fedmerge.probes import (
+    STEPS,
+    STEPS_TO_STATISTICS,
     ProbedClients,
     ProbeOptions,
     Probes,
+    Source,
     augmentation_for,
     make_probes,
 )
-from fedmerge.probes.options import Source
-from fedmerge.probes.sources import STEPS, STEPS_TO_STATISTICS
 
 
 class Net(nn.Module):

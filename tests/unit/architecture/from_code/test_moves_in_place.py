@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 
 from fedmerge.architecture.from_code import permuted, plan_model, soundness, verify_plan
-from fedmerge.architecture.from_code.modules import copied
 
 INPUT = torch.randn(2, 6, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 WIDTHS = {"0": 5, "2": 4}
@@ -50,7 +49,7 @@ def test_a_check_that_holds_runs_the_model_twice_and_copies_it_once() -> None:
     with (
         mock.patch.object(soundness, "run", side_effect=soundness.run) as runs,
         mock.patch.object(soundness, "lowest_precision", return_value=torch.float64),
-        mock.patch.object(soundness, "copied", side_effect=copied) as copies,
+        mock.patch.object(soundness, "copied", side_effect=vars(soundness)["copied"]) as copies,
     ):
         verify_plan(model, plan, (INPUT,), rng=np.random.default_rng(0))
     assert (runs.call_count, copies.call_count) == (2, 1)

@@ -5,7 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
-from benchmarks import engines, loops, matching, memory, processes, retraining, shortcuts, wide
+from benchmarks import (
+    deep,
+    engines,
+    loops,
+    matching,
+    memory,
+    processes,
+    retraining,
+    shortcuts,
+    wide,
+)
 from benchmarks.measure import Result
 
 
@@ -24,6 +34,7 @@ SUITES: Mapping[str, Suite] = {
     "loops": Suite("Against plain loops", loops.results),
     "shortcuts": Suite("Savings, one by one", shortcuts.results),
     "runs": Suite("Whole merges as processes", processes.run_results),
+    "deep": Suite("Whole merges of nets that are run", deep.results),
     "memory": Suite("Peak memory, small files", memory.results),
     "retraining": Suite("Retraining beyond the training itself", retraining.results),
     "engines": Suite("A round in other processes", engines.results, is_slow=True),

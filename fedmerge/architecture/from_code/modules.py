@@ -48,6 +48,13 @@ def copied(model: nn.Module, *, shared: Sequence[Tensor] = ()) -> nn.Module:
             return evaluating(copied_object(model, memo).to("cpu"))
 
 
+def looking_copy(model: nn.Module) -> nn.Module:
+    """Return a copy for runs that only look: its parameters are the model's own, which is quick."""
+    with own_code():
+        shared = [own for own in model.parameters() if own.device.type == "cpu"]
+    return copied(model, shared=shared)
+
+
 def _computed_tensors(parts: Sequence[nn.Module]) -> dict[int, Tensor]:
     """Return copies of tensors that hooks leave on modules (pruned weights), which have a graph."""
     with own_code():
@@ -176,7 +183,7 @@ def deduce_inputs(
     tokens, a convolution the smallest usual image at which the model runs, or one that suits its
     strides where it runs at any size.
     """
-    module = copied(model)
+    module = looking_copy(model)
     if shape is not None:
         return (_draw(module, shape, dtype),)
     layer = _first_layer(module)

@@ -6,6 +6,7 @@ from .checkpoints import (
     open_tensors as open_tensors,
 )
 from .files import ReadOptions as ReadOptions, SourceFile as SourceFile
+from .folders import check_folder as check_folder, new_folder as new_folder
 from .npz import (
     Rows as Rows,
     StoredRows as StoredRows,

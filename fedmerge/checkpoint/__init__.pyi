@@ -1,3 +1,12 @@
+from .adapter_files import (
+    ADAPTER_CONFIG as ADAPTER_CONFIG,
+    ADAPTER_MODEL as ADAPTER_MODEL,
+    AdapterConfig as AdapterConfig,
+    adapter_folder as adapter_folder,
+    config_to_json as config_to_json,
+    module_of as module_of,
+    read_adapter_config as read_adapter_config,
+)
 from .checkpoints import (
     Checkpoint as Checkpoint,
     NamedTensors as NamedTensors,
@@ -44,11 +53,13 @@ from .pickle_machine import (
     read_pickle as read_pickle,
 )
 from .tensors import (
+    Values as Values,
     View as View,
-    array_digest as array_digest,
     non_finite as non_finite,
     raw_bytes as raw_bytes,
     to_torch as to_torch,
+    torch_dtype as torch_dtype,
+    values_digest as values_digest,
 )
 from .writing import (
     write_bytes as write_bytes,

@@ -99,6 +99,15 @@ class Checkpoint:
             self._finite.add(name)
         return tensor
 
+    def pieces(self, name: str, most: int) -> Iterator[torch.Tensor]:
+        """Yield a tensor's numbers in their stored dtype, at most so many at a time.
+
+        NaN and infinities are not refused: who computes with the numbers sees them soon enough.
+        """
+        name = self.aliases.get(name, name)
+        with reading(f"{self._label}: '{name}'"):
+            yield from self._stored[name].pieces(most)
+
     def is_finite(self) -> bool:
         """Return whether no tensor has NaN or infinities; all are read for it."""
         floats = (name for name, info in self.tensors.items() if info.is_float)

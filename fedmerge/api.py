@@ -121,6 +121,7 @@ def match(
     _check_known(require)
     code = _fed_with(model, probes)
     session = open_session(clients, options, model=code, plan=plan, device=device)
+    files.check_clients(session.clients)
     prepared(session)
     merge = merge_session(session, probes, progress, as_program=files.is_program)
     _check_required(merge, require)
@@ -164,6 +165,7 @@ def frontier(
     session = open_session(
         clients, options, model=code, plan=plan, device=device, tries_growth=True
     )
+    files.check_clients(session.clients)
     prepared(session)
     surveyed = survey_sizes(session, probes, progress)
     _check_required(surveyed.merge, require)
@@ -334,6 +336,7 @@ def retrain(
     ):
         files.check(clients, can_run=True, also=inputs.files, state=state)
         run = _prepared_run(clients, inputs, options, plan, running)
+        files.check_clients(run.session.clients)
         prepared(run)
         retrained = run_prepared(
             run,

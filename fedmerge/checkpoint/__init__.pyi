@@ -16,6 +16,7 @@ from .checkpoints import (
 )
 from .files import ReadOptions as ReadOptions, SourceFile as SourceFile
 from .folders import check_folder as check_folder, new_folder as new_folder
+from .lightning import LIGHTNING as LIGHTNING, entries_to_write as entries_to_write
 from .npz import (
     Rows as Rows,
     StoredRows as StoredRows,

@@ -15,6 +15,7 @@ import torch
 
 from fedmerge.checkpoint.exported_programs import read_exported
 from fedmerge.checkpoint.files import Contents, ReadOptions, SourceFile, reason_of, unreadable
+from fedmerge.checkpoint.lightning import STATE_DICT, LightningEntries, lightning_entries
 from fedmerge.checkpoint.paths import client_names, kind_of, model_file, read_index
 from fedmerge.checkpoint.safetensors_files import read_safetensors
 from fedmerge.checkpoint.state_dicts import normalise
@@ -81,6 +82,7 @@ class Checkpoint:
     size: int  # bytes of all files, 0 in memory
     metadata: Mapping[str, str]
     program: Program | None  # the graph that an exported program's file has beside the weights
+    lightning: LightningEntries | None  # what a Lightning checkpoint has beside the weights
     reading: ReadOptions  # how it was read
     _stored: Mapping[str, StoredTensor] = field(repr=False)
     _files: tuple[SourceFile, ...] = field(repr=False)
@@ -198,6 +200,7 @@ def _build(contents: Contents, options: ReadOptions, **place: Any) -> Checkpoint
         size=contents.size,
         metadata=MappingProxyType(dict(contents.metadata)),
         program=contents.programs.get(found.location),
+        lightning=lightning_entries(contents.tree) if found.location == STATE_DICT else None,
         reading=options,
         _stored=found.tensors,
         _files=contents.files,

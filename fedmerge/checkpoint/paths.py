@@ -37,7 +37,11 @@ _FOREIGN: tuple[tuple[str, str, str], ...] = (  # pattern of the first bytes, wh
     (r"\s*<(!doctype html|html|head|\?xml)", "a web page, not a checkpoint", "download it again"),
     (r"\x93NUMPY", "a numpy array (.npy), not a checkpoint", _STATE_DICT),
     (r"\x89HDF\r\n\x1a\n", "an HDF5 file (Keras?), not a torch checkpoint", _STATE_DICT),
-    (r"GGUF|GGML|ggjt", "a GGUF/GGML file, not a torch checkpoint", _STATE_DICT),
+    (
+        r"GGUF|GGML|ggjt",
+        "a GGUF/GGML file, quantised for llama.cpp, not a torch checkpoint",
+        "merge the models before they are quantised and converted",
+    ),
     (r"\x1f\x8b", "a gzip file", _UNPACK),
     (r"BZh|\xfd7zXZ|7z\xbc\xaf|\x28\xb5\x2f\xfd|Rar!", "a compressed archive", _UNPACK),
     (

@@ -17,6 +17,7 @@ from typing import IO, Any, TypeAlias
 import numpy as np
 import torch
 
+from fedmerge.checkpoint.lightning import STATE_DICT
 from fedmerge.checkpoint.outputs import SAFETENSORS, Staging, check_output, naming_alone, staging
 from fedmerge.checkpoint.paths import (
     RECORD_KEY,
@@ -112,6 +113,7 @@ class Model:
     read: Callable[[str], Values]
     aliases: Mapping[str, str]
     record: BuildRecord | None
+    beside: Mapping[str, Any] | None = None  # of the state dict, which is then one entry of these
 
     def write_values(self, name: str, file: IO[bytes]) -> str:
         """Write a tensor's numbers in the dtype in which it is written; return their SHA-256."""
@@ -244,7 +246,8 @@ def _pickled(model: Model, stored: list[str]) -> bytes:
     tensors = {name: _Tensor(model.tensors[name], key) for key, name in enumerate(stored)}
     state = {name: tensors[model.aliases.get(name, name)] for name in model.tensors}
     content = io.BytesIO()
-    _Pickler(content, protocol=_PROTOCOL).dump(state)
+    tree = state if model.beside is None else {STATE_DICT: state, **model.beside}
+    _Pickler(content, protocol=_PROTOCOL).dump(tree)
     return content.getvalue()
 
 
@@ -333,6 +336,7 @@ def write_model(
     force: bool = False,
     again: bool = False,
     shard_size: int | None = None,
+    beside: Mapping[str, Any] | None = None,
 ) -> Digests:
     """Write tensors under their final names and return the SHA-256 of each.
 
@@ -341,11 +345,12 @@ def write_model(
     from the digests, and must be as long for any others. Bytes depend on the content alone. With
     `shard_size` the tensors go into files of at most so many bytes of values, and an index.
     `force` replaces what is there; `again`: files with the same content may be there already.
+    `beside`: what a torch file holds of plain values, around its state dict.
     """
     path = Path(path)
     check_output(path, inputs=[], force=force or again, sharded=shard_size is not None)
     assert {*aliases, *aliases.values()} <= set(tensors)
-    model = Model(path, tensors, read, aliases, record)
+    model = Model(path, tensors, read, aliases, record, beside)
     if shard_size is not None:
         return _write_sharded(model, shard_size, force=force, again=again)
     write = write_safetensors if path.suffix.lower() == SAFETENSORS else write_torch

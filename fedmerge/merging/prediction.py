@@ -11,7 +11,6 @@ from fedmerge.merging.averages import PIECE
 from fedmerge.merging.session import Session
 from fedmerge.values.plans import Plan, TensorPlan, axis_size
 
-
 _PIECES = 8  # bytes of a number in a piece of an average, at most
 
 

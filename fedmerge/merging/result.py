@@ -16,8 +16,10 @@ import torch
 from fedmerge import __version__
 from fedmerge.architecture import plan_to_json
 from fedmerge.checkpoint import (
+    LIGHTNING,
     Checkpoint,
     Values,
+    entries_to_write,
     parse_size,
     to_torch,
     write_model,
@@ -312,6 +314,7 @@ class Merge:
             force=force,
             again=again,
             shard_size=most,
+            beside=beside_state_dict(first, path),
         )
         return written_path(path, sharded=most is not None)
 
@@ -350,6 +353,14 @@ class Merge:
             "warnings": list(self.warnings),
             "tensors": dict(digests),
         }
+
+
+def beside_state_dict(first: Checkpoint, path: str | Path) -> Mapping[str, Any] | None:
+    """Return what the output has besides the state dict, from the first client; None: nothing."""
+    if Path(path).suffix.lower() != LIGHTNING:
+        return None
+    entries: Mapping[str, Any] = entries_to_write(first.lightning, source=first.name, path=path)
+    return entries
 
 
 def merge_of(session: Session, solution: Solution, *, is_compared: bool = True) -> Merge:

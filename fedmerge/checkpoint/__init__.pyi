@@ -40,6 +40,7 @@ from .paths import (
     MODEL_SUFFIXES as MODEL_SUFFIXES,
     client_names as client_names,
     expand_paths as expand_paths,
+    has_record as has_record,
     merged_files as merged_files,
     parse_size as parse_size,
     read_record as read_record,

@@ -242,3 +242,18 @@ def test_a_record_replays_its_run(scene: Scene, cli: Cli) -> None:
     changed = ("--config", scene.folder / "g.pt.json", "--epochs", 2, "-o", other)
     cli.done("retrain", *words, *changed)
     assert other.read_bytes() != again.read_bytes()
+
+
+def test_a_lightning_output_needs_a_lightning_client_before_anything_is_trained(
+    scene: Scene, cli: Cli
+) -> None:
+    says = ["a is no Lightning checkpoint"]
+    outcome = cli.refused(*scene.command("g.ckpt"), code=2, says=says)
+    assert "round 1" not in outcome.err
+    first = load(scene.clients[0])
+    entries = {"pytorch-lightning_version": "2.5.0", "hyper_parameters": {"hidden": 6}}
+    torch.save({"state_dict": first, **entries}, scene.clients[0])
+    cli.done(*scene.command("g.ckpt"))
+    written = torch.load(scene.folder / "g.ckpt", weights_only=True)
+    assert written["hyper_parameters"] == {"hidden": 6}
+    assert set(written["state_dict"]) == set(first)

@@ -5,7 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
-from benchmarks import engines, loops, matching, memory, processes, retraining, shortcuts, wide
+from benchmarks import (
+    engines,
+    file_averages,
+    loops,
+    matching,
+    memory,
+    processes,
+    retraining,
+    shortcuts,
+    wide,
+)
 from benchmarks.measure import Result
 
 
@@ -32,5 +42,6 @@ SUITES: Mapping[str, Suite] = {
     ),
     "loops-slow": Suite("Against plain loops, more work", loops.slow_results, is_slow=True),
     "memory-slow": Suite("Peak memory, 400 MB files", memory.slow_results, is_slow=True),
+    "averages": Suite("Averages of large files", file_averages.slow_results, is_slow=True),
     "wide": Suite("One very wide layer", wide.slow_results, is_slow=True),
 }

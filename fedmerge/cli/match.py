@@ -135,8 +135,10 @@ def _show_merge(merge: Merge, output: Path, terminal: Terminal) -> None:
     names = wording.listed([client.name for client in merge.clients], wording.MOST_LISTED)
     if merge.quality is not None and merge.quality.is_client:  # what a reader has to know first
         terminal.line(merge.verdict)
-    clients, net = wording.count(len(merge.clients)), merge.plan.architecture or "one plan"
-    title = f"{clients} clients ({names}) of {net}"
+    is_planless = merge.options.method == "average" and not merge.groups
+    net = merge.plan.architecture or "one plan"
+    how = ", averaged element by element" if is_planless else f" of {net}"
+    title = f"{wording.count(len(merge.clients))} clients ({names}){how}"
     rows = [
         [
             group.name,
@@ -149,6 +151,8 @@ def _show_merge(merge: Merge, output: Path, terminal: Terminal) -> None:
     ]
     if merge.is_program:
         terminal.line(f"{title}, as branches of one program: it returns their weighted mean")
+    elif is_planless:
+        terminal.line(title)
     else:
         terminal.table(title, ["group", "clients", "global", "matched", "scatter"], rows)
     for line in (*sizes(merge), *ways_to_load(merge, output)):

@@ -487,6 +487,8 @@ def verify(
     code = None if model is None else _model_code(model)
     hear = progress or default_progress()
     if adapter_folder(Path(path)) is not None:
+        if code is not None:
+            raise UsageError(f"{path}: a LoRA adapter, which `model` is not needed for")
         return verify_adapter(Path(path), clients, allow_global=allow_global, progress=hear)
     return verify(path, clients, model=code, allow_global=allow_global, progress=hear)
 

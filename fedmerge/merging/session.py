@@ -136,7 +136,7 @@ def prepare(
     Which groups can grow is tried where it counts for the merge, or if `tries_growth` asks for it.
     """
     for client in clients:
-        _check_no_adapter(client, is_averaged=is_by_places(options))
+        check_no_adapter(client, is_averaged=is_by_places(options))
     kept = keep_matches(options.keep, clients[0])
     tries_growth = tries_growth or _may_grow(clients, options)
     if plan is None and model is None and is_by_places(options):
@@ -173,7 +173,7 @@ def prepare(
     return session if options.max_params is None else _held_to(session, options.max_params)
 
 
-def _check_no_adapter(client: Checkpoint, *, is_averaged: bool) -> None:
+def check_no_adapter(client: Checkpoint, *, is_averaged: bool = False) -> None:
     """Refuse adapters, and factors of updates where they would be averaged by themselves."""
     is_adapter = client.path is not None and adapter_folder(client.path) is not None
     factors = [name for name in client.tensors if ".lora_A." in name or "lora_embedding_A" in name]

@@ -301,6 +301,9 @@ def test_adapters_and_models_do_not_mix(
 ) -> None:
     cli.refused("match", runs[0], nets[0], "-o", tmp_path / "m", code=3, says=["no LoRA adapter"])
     cli.refused("plan", runs[0], code=3, says=["a LoRA adapter, not a model"])
+    shown = cli.done("inspect", *runs).out
+    assert "run-a: safetensors; 4 tensors" in shown
+    assert "a LoRA adapter, not a model" in shown
     loose = [tmp_path / "x.safetensors", tmp_path / "y.safetensors"]
     for path, run in zip(loose, runs, strict=True):
         path.write_bytes((run / "adapter_model.safetensors").read_bytes())

@@ -126,13 +126,13 @@ def _check_kind(content: Mapping[str, Any], path: Path) -> None:
             raise ArchitectureError(
                 f"{path}: `{option}` is set ({name}), so its updates are no plain products of two "
                 "factors",
-                "merge each adapter into its base model (peft's `merge_and_unload`), then those",
+                "merge each adapter into its base model (merge_and_unload in peft), then those",
             )
     start = content.get("init_lora_weights")
     if isinstance(start, str) and start.lower().startswith(_CHANGE_BASE):
         raise ArchitectureError(
             f"{path}: it began by changing its base model (init_lora_weights={shortened(start)!r})",
-            "save it with peft's `path_initial_model_for_weight_conversion`, as a plain adapter",
+            "save it as a plain adapter (path_initial_model_for_weight_conversion in peft's docs)",
         )
 
 

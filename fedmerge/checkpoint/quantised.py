@@ -28,5 +28,5 @@ def check_not_quantised(names: Collection[str], label: str) -> None:
             raise CheckpointError(
                 f"{label}: quantised weights ({kind}: '{by_end[ends[0]]}'), which can't be merged",
                 "merge the models before they are quantised, or save them dequantised (in "
-                "transformers: `model.dequantize()`, then `save_pretrained`)",
+                "transformers: model.dequantize(), then save_pretrained)",
             )

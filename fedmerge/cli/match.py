@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedmerge.api import frontier, match, predict_match
 from fedmerge.checkpoint import expand_paths, record_path, written_path
-from fedmerge.cli.adapters import has_adapters, merge_given
+from fedmerge.cli.adapter_merges import has_adapters, merge_given
 from fedmerge.cli.arguments import (
     given_plan,
     image_options,

@@ -180,7 +180,7 @@ def check_no_adapter(client: Checkpoint, *, is_averaged: bool = False) -> None:
     if is_adapter:
         raise ArchitectureError(
             f"{client.name}: a LoRA adapter, not a model",
-            "`match` merges folders of adapters with each other (`merge_adapters` in Python)",
+            "`fedmerge match` merges folders of adapters (merge_adapters in Python)",
         )
     if factors and is_averaged:
         raise ArchitectureError(

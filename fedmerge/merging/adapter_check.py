@@ -16,7 +16,7 @@ from fedmerge.merging.adapter_merge import AdapterMerge, mean_update, merge_open
 from fedmerge.merging.adapter_record import AdapterRecord, AdapterSource, LayerEntry
 from fedmerge.merging.adapters import Adapter, open_adapters
 from fedmerge.merging.options import MatchOptions
-from fedmerge.merging.verification import Verification
+from fedmerge.merging.verification import MOST_TWINS, Verification
 from fedmerge.values.wording import Progress, silent
 
 _ROUNDINGS = 4  # of a factor's numbers: from where it was stored to where it is written
@@ -79,6 +79,8 @@ def _client_differences(
     progress: Progress,
 ) -> list[str]:
     given = open_adapters(list(sources), reading, least=1)
+    if len(record.sources) > MOST_TWINS * len(given):
+        return [f"the record has {len(record.sources)} clients, given are {len(given)} adapters"]
     found = {_hashes(source_of(adapter, 1.0)): adapter for adapter in given}
     missing = [source.name for source in record.sources if _hashes(source) not in found]
     odd = set(found) - set(map(_hashes, record.sources))

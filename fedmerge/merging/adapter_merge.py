@@ -28,7 +28,7 @@ from fedmerge.checkpoint import (
     torch_dtype,
     write_model,
 )
-from fedmerge.errors import UsageError
+from fedmerge.errors import ArchitectureError, UsageError
 from fedmerge.merging.adapter_products import Product, combined, truncated
 from fedmerge.merging.adapter_record import AdapterRecord, AdapterSource, LayerEntry
 from fedmerge.merging.adapters import Adapter
@@ -38,6 +38,7 @@ from fedmerge.merging.options import MatchOptions, option_name
 from fedmerge.values.clients import TensorInfo
 from fedmerge.values.wording import Progress, listed, percent, silent
 
+MOST_ENERGY = 1e100  # squared Frobenius norm of a module's mean update
 _TAKEN = ("method", "max_growth", "client_weight", "dtype", "seed", "allow_global")
 
 
@@ -301,6 +302,11 @@ def merged_update(
 ) -> tuple[Product, LayerEntry]:
     """Return one module's mean update within the wanted rank, and what became of it."""
     mean = mean_update(adapters, module, weights)
+    if not mean.energy <= MOST_ENERGY:
+        raise ArchitectureError(
+            f"the updates of '{module}' are too large to be averaged",
+            "look for a client whose training diverged, or that has a huge lora_alpha",
+        )
     ranks = tuple(adapter.rank(module) for adapter in adapters)
     limit = mean.rank
     if options.max_growth not in (None, "none"):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from fedmerge.checkpoint import (
     read_adapter_config,
 )
 from fedmerge.decoding import shortened
-from fedmerge.errors import ArchitectureError
+from fedmerge.errors import ArchitectureError, UsageError
 from fedmerge.merging.adapter_products import Product
 from fedmerge.merging.client_sources import expand_sources, listed
 from fedmerge.merging.options import MatchOptions
@@ -95,9 +95,11 @@ def open_adapters(clients: Any, options: MatchOptions, *, least: int = 2) -> lis
             f"{what}: no LoRA adapter, but others are", "merge adapters with adapters only"
         )
     named = names or client_names(paths)
+    if len(named) != len(paths):
+        raise UsageError("`clients` has a name for several files, expected one adapter per name")
     adapters = [_open(path, name, options) for path, name in zip(paths, named, strict=True)]
-    for adapter in adapters[1:]:
-        _check_alike(adapter, adapters[0], options.dtype)
+    for number, adapter in enumerate(adapters[1:], start=1):
+        _check_alike(adapter, adapters[:number], options.dtype)
     return adapters
 
 
@@ -151,7 +153,9 @@ def _check_factors(adapter: Adapter, module: str, layer: Layer) -> None:
         )
 
 
-def _check_alike(adapter: Adapter, first: Adapter, dtype: str | None) -> None:
+def _check_alike(adapter: Adapter, earlier: Sequence[Adapter], dtype: str | None) -> None:
+    """Refuse an adapter that cannot be averaged with those before it."""
+    first = earlier[0]
     for option in ("fan_in_fan_out", "bias", "lora_bias"):
         found, expected = getattr(adapter.config, option), getattr(first.config, option)
         if found != expected:
@@ -159,36 +163,44 @@ def _check_alike(adapter: Adapter, first: Adapter, dtype: str | None) -> None:
                 f"{adapter.name}: `{option}` is {shortened(str(found))}, expected "
                 f"{shortened(str(expected))} as in {first.name}"
             )
+    for module in adapter.layers:
+        other = next((own for own in earlier if module in own.layers), None)
+        if other is not None and _kind(adapter, module) != _kind(other, module):
+            raise ArchitectureError(
+                f"{adapter.name}: the factors of '{module}' are for a layer of another shape than "
+                f"in {other.name}, or have a bias alone",
+                "adapters must be of one base model",
+            )
+    _check_wholes(adapter, first)
+    found_types, expected_types = _float_types(adapter), _float_types(first)
+    if dtype is None and found_types != expected_types:
+        raise ArchitectureError(
+            f"{adapter.name}: is {' and '.join(found_types)}, {first.name} "
+            f"{' and '.join(expected_types)}",
+            "say which dtype the result shall have with `dtype`",
+        )
+
+
+def _kind(adapter: Adapter, module: str) -> tuple[object, ...]:
+    """Return what is fixed of a module's factors: all but the rank, and what they are called."""
+    layer = adapter.layers[module]
+    a, b = adapter.info(layer.a).shape, adapter.info(layer.b).shape
+    return a[1:], (b[0], *b[2:]), layer.a.rpartition(".")[2], layer.bias in adapter.names
+
+
+def _check_wholes(adapter: Adapter, first: Adapter) -> None:
+    """Refuse layers that were trained whole in one adapter only, or in other shapes."""
     if different := set(adapter.others).symmetric_difference(first.others):
         raise ArchitectureError(
             f"{adapter.name}: '{min(different)}' is not in both it and {first.name}",
             "adapters must train the same layers whole (modules_to_save), and the same biases",
         )
-    for module in adapter.layers.keys() & first.layers.keys():
-        for own, theirs in zip(_shapes(adapter, module), _shapes(first, module), strict=True):
-            if own != theirs:
-                raise ArchitectureError(
-                    f"{adapter.name}: the factors of '{module}' are for a layer of another shape "
-                    f"than in {first.name} ({own}, {theirs})",
-                    "adapters must be of one base model",
-                )
     for name in adapter.others:
         if adapter.info(name).shape != first.info(name).shape:
             raise ArchitectureError(
                 f"{adapter.name}: '{name}' has another shape than in {first.name}"
             )
-    found_types = {i.dtype for i in adapter.checkpoint.tensors.values() if i.is_float}
-    expected_types = {i.dtype for i in first.checkpoint.tensors.values() if i.is_float}
-    if dtype is None and found_types != expected_types:
-        raise ArchitectureError(
-            f"{adapter.name}: is {' and '.join(sorted(found_types))}, {first.name} "
-            f"{' and '.join(sorted(expected_types))}",
-            "say which dtype the result shall have with `dtype`",
-        )
 
 
-def _shapes(adapter: Adapter, module: str) -> tuple[object, ...]:
-    """Return what is fixed of a module's factors: all but the rank, and whether of an embedding."""
-    layer = adapter.layers[module]
-    a, b = adapter.info(layer.a).shape, adapter.info(layer.b).shape
-    return a[1:], (b[0], *b[2:]), layer.a.rpartition(".")[2]
+def _float_types(adapter: Adapter) -> list[str]:
+    return sorted({info.dtype for info in adapter.checkpoint.tensors.values() if info.is_float})

@@ -290,6 +290,29 @@ def test_factors_that_fit_no_other_are_refused(tmp_path: Path, cli: Cli) -> None
         cli.refused("match", good, bad, "-o", tmp_path / "m", code=3, says=[says])
 
 
+def test_adapters_are_compared_with_every_earlier_one(tmp_path: Path, cli: Cli) -> None:
+    """Two clients may disagree on a module that the first one has no update of."""
+    fc1, fc2 = MODULES.items()
+    runs = [
+        adapter(tmp_path / "a", 1, modules=dict([fc1])),
+        adapter(tmp_path / "b", 2, modules=dict([fc1, fc2])),
+        adapter(tmp_path / "c", 3, modules={fc1[0]: fc1[1], fc2[0]: (6, 8)}),
+    ]
+    says = ["c: the factors of 'encoder.fc2'", "than in b"]
+    cli.refused("match", *runs, "-o", tmp_path / "m", code=3, says=says)
+    bias = {f"{IN_MODEL}encoder.fc1.lora_B.bias": torch.ones(7, dtype=torch.float64)}
+    odd = adapter(tmp_path / "d", 4, more=bias)
+    cli.refused("match", runs[1], odd, "-o", tmp_path / "m", code=3, says=["have a bias alone"])
+
+
+@pytest.mark.parametrize("alpha", [1e300, -1e120])
+def test_updates_without_measure_are_refused(alpha: float, tmp_path: Path, cli: Cli) -> None:
+    runs = [adapter(tmp_path / "a", 1), adapter(tmp_path / "b", 2, lora_alpha=alpha)]
+    for options in ((), ("--max-growth", "1")):
+        says = ["'encoder.fc1' are too large to be averaged"]
+        cli.refused("match", *runs, "-o", tmp_path / "m", *options, code=3, says=says)
+
+
 def test_truncated_factors_are_refused(runs: list[Path], tmp_path: Path, cli: Cli) -> None:
     path = runs[1] / "adapter_model.safetensors"
     path.write_bytes(path.read_bytes()[:-8])

@@ -257,3 +257,13 @@ def test_a_lightning_output_needs_a_lightning_client_before_anything_is_trained(
     written = torch.load(scene.folder / "g.ckpt", weights_only=True)
     assert written["hyper_parameters"] == {"hidden": 6}
     assert set(written["state_dict"]) == set(first)
+
+
+@pytest.mark.parametrize("method", ["fedma", "fedavg"])
+def test_what_is_written_is_what_was_trained(method: str, scene: Scene, cli: Cli) -> None:
+    """Units of averaged rounds stay at their places, and yet no tensor is the clients' mean."""
+    cli.done(*scene.command("g.pt", "--method", method))
+    trained, states = load(scene.folder / "g.pt"), [load(path) for path in scene.clients]
+    for name, value in trained.items():
+        mean = torch.stack([state[name] for state in states]).mean(0)
+        assert value.shape != mean.shape or not torch.allclose(value, mean, rtol=0, atol=1e-3)

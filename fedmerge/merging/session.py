@@ -139,7 +139,7 @@ def prepare(
         check_no_adapter(client, is_averaged=is_by_places(options))
     kept = keep_matches(options.keep, clients[0])
     tries_growth = tries_growth or _may_grow(clients, options)
-    if plan is None and model is None and is_by_places(options):
+    if plan is None and is_by_places(options):
         plan = plan_of_places(clients[0], kept)
     elif model is not None:
         plan = _plan_with_code(

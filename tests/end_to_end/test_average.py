@@ -189,8 +189,15 @@ def test_torch_files_are_checked_against_their_checksums(tmp_path: Path, cli: Cl
     cli.refused(*command, code=1, says=["its bytes contradict their checksum"])
 
 
-def test_nets_of_any_plan_average_without_one(tmp_path: Path, cli: Cli) -> None:
-    """The model's code is not run for an average of files."""
+def test_no_code_is_run_for_an_average(nets: list[Path], tmp_path: Path, cli: Cli) -> None:
+    (tmp_path / "net.py").write_text("raise SystemExit('this must not run')")
+    command = ("match", *nets, "--model", tmp_path / "net.py:Net", "--method", "average")
+    cli.done(*command, "-o", tmp_path / "g.pt", "--report", tmp_path / "page.html")
+    assert "g.pt: 3 clients" in (tmp_path / "page.html").read_text(encoding="utf-8")
+    assert cli(*command[:-2], "-o", tmp_path / "h.pt").code != 0
+
+
+def test_nets_of_any_plan_average_without_one() -> None:
     states = [ZOO["mlp"].fresh(seed=seed).state_dict() for seed in (1, 2)]
     merge = fedmerge.match(states, method="average")
     assert merge.plan.groups == ()

@@ -53,7 +53,7 @@ def predict(session: Session) -> Prediction:
     fewest, most = session.parameters(narrow), session.parameters(wide)
     if grows and budget is not None:
         most = max(fewest, min(most, int(budget * fewest)))
-    is_read_whole = session.options.method != "average"
+    is_read_whole = session.options.method != "average" or bool(session.plan.groups)
     memory = 4 * most + _largest_group_bytes(session, narrow)
     return Prediction(
         groups=tuple(groups),

@@ -130,16 +130,19 @@ def prepare(
     model: ModelCode | None = None,
     device: str = "cpu",
     tries_growth: bool = False,
+    is_run: bool = False,
 ) -> Session:
     """Bring clients to one set of names, plan them and check that they fit together.
 
     Which groups can grow is tried where it counts for the merge, or if `tries_growth` asks for it.
+    `is_run`: the model is run, so that it is planned also where an average needs no plan.
     """
+    by_places = is_by_places(options) and not is_run
     for client in clients:
-        check_no_adapter(client, is_averaged=is_by_places(options))
+        check_no_adapter(client, is_averaged=by_places)
     kept = keep_matches(options.keep, clients[0])
     tries_growth = tries_growth or _may_grow(clients, options)
-    if plan is None and is_by_places(options):
+    if plan is None and by_places:
         plan = plan_of_places(clients[0], kept)
     elif model is not None:
         plan = _plan_with_code(
@@ -148,7 +151,7 @@ def prepare(
     elif plan is None and clients[0].program is not None:
         plan = _plan_of_program(clients[0], seed=options.seed, tries_growth=tries_growth)
     aligned = align_names(clients, by_order=options.match_by_order, keep=options.keep)
-    if is_by_places(options):
+    if by_places:
         check_shapes(aligned, kept)
     planned, client_widths = plan_clients(aligned, options.chain, given=plan, kept=kept)
     if options.dtype is None:

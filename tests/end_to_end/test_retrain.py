@@ -263,6 +263,7 @@ def test_a_lightning_output_needs_a_lightning_client_before_anything_is_trained(
 def test_what_is_written_is_what_was_trained(method: str, scene: Scene, cli: Cli) -> None:
     """Units of averaged rounds stay at their places, and yet no tensor is the clients' mean."""
     cli.done(*scene.command("g.pt", "--method", method))
+    assert [group["name"] for group in record_of(scene.folder / "g.pt")["groups"]] == ["0", "2"]
     trained, states = load(scene.folder / "g.pt"), [load(path) for path in scene.clients]
     for name, value in trained.items():
         mean = torch.stack([state[name] for state in states]).mean(0)

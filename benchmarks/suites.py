@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from benchmarks import (
     deep,
     engines,
+    file_averages,
     loops,
     matching,
     memory,
@@ -43,5 +44,6 @@ SUITES: Mapping[str, Suite] = {
     ),
     "loops-slow": Suite("Against plain loops, more work", loops.slow_results, is_slow=True),
     "memory-slow": Suite("Peak memory, 400 MB files", memory.slow_results, is_slow=True),
+    "averages": Suite("Averages of large files", file_averages.slow_results, is_slow=True),
     "wide": Suite("One very wide layer", wide.slow_results, is_slow=True),
 }

@@ -48,7 +48,7 @@ _DATA = Option(
 )
 _OUTPUT = Option(
     "output",
-    "Where to write: .pt, .pth, .bin, .ckpt or .safetensors",
+    "Where to write: .pt, .pth, .bin, .safetensors, or .ckpt of Lightning clients",
     "FILE",
     kind=Path,
     flags=("-o", "--output"),
@@ -168,7 +168,7 @@ _MERGED_OUTPUT = _also(_OUTPUT, default="global.pt", start=Path("global.pt"))
 _OPTIONAL_CLIENTS = _also(_CLIENTS)
 _BY_COMMAND: Mapping[str, Sequence[Option]] = {  # what differs in one command from the others
     "match": (
-        _MERGED_OUTPUT,
+        replace(_MERGED_OUTPUT, help=f"{_OUTPUT.help}; of LoRA adapters a folder"),
         Option("normalize", "Mean and deviation of x/255, where images hold bytes", "MEAN,STD"),
     ),
     "retrain": (
@@ -264,6 +264,7 @@ _BY_COMMAND: Mapping[str, Sequence[Option]] = {  # what differs in one command f
         ),
         *_described(PartitionOptions),
     ),
+    "convert": (replace(_OUTPUT, help="Where to write: .pt, .pth, .bin, .ckpt or .safetensors"),),
     "export": (
         replace(_MODEL, is_required=True),
         replace(_OUTPUT, help="Where to write"),

@@ -369,8 +369,8 @@ class Ways:
         where = Path(self.opaque).name
         if self.flows == 1:  # a factor, or a message; or a decision that no value tried has changed
             return (
-                f"the model takes numbers out of its data ({where}), and what it does with them can't "
-                "be seen: the plan holds for all those that were tried",
+                f"the model takes numbers out of its data ({where}), and what it does with them "
+                "can't be seen: the plan holds for all those that were tried",
             )
         return (
             f"the model decides by numbers that depend on its data ({where}): the "

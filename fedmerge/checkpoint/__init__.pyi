@@ -6,6 +6,17 @@ from .checkpoints import (
     open_tensors as open_tensors,
 )
 from .files import ReadOptions as ReadOptions, SourceFile as SourceFile
+from .folder_outputs import (
+    check_folder_output as check_folder_output,
+    is_folder_name as is_folder_name,
+    write_folder as write_folder,
+)
+from .model_folders import (
+    CONFIG as CONFIG,
+    ModelFolder as ModelFolder,
+    different_companions as different_companions,
+    model_folder as model_folder,
+)
 from .npz import (
     Rows as Rows,
     StoredRows as StoredRows,

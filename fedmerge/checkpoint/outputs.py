@@ -8,6 +8,7 @@ import os
 import platform
 import re
 import secrets
+import shutil
 import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -190,7 +191,10 @@ def _sweep_run(claim: Path, files: list[Path]) -> None:
 
 def _remove(files: Iterable[Path]) -> None:
     for path in files:
-        path.unlink(missing_ok=True)
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)
 
 
 def _age(files: Iterable[Path]) -> float:
@@ -270,7 +274,7 @@ class Staging:
         else:
             self._give_new_names(order, again=again)
         for folder in {path.parent for path in order}:
-            _sync_folder(folder)
+            sync_folder(folder)
 
     def _replace(self, order: Sequence[Path], gone: Sequence[Path]) -> None:
         new = [path for path in order if not (path.exists() or path.is_symlink())]
@@ -379,7 +383,8 @@ def _is_same(one: Path, other: Path) -> bool:
                 return left == right
 
 
-def _sync_folder(folder: Path) -> None:
+def sync_folder(folder: Path) -> None:
+    """Put the names of a folder's files on disk."""
     if os.name == "nt":  # folders cannot be opened there
         return
     handle = os.open(folder, os.O_RDONLY)

@@ -13,10 +13,12 @@ import torch
 
 from fedmerge.checkpoint import (
     Checkpoint,
+    ModelFolder,
     ReadOptions,
     client_names,
     expand_paths,
     from_state_dict,
+    model_folder,
     open_checkpoint,
 )
 from fedmerge.errors import ArchitectureError, CheckpointError, UsageError
@@ -74,6 +76,15 @@ def paths_of(clients: Any) -> list[Path]:
     """Return the files among clients, which an output must not overwrite."""
     sources, _ = listed(clients)
     return [source for source in expand_sources(sources, least=0) if isinstance(source, Path)]
+
+
+def first_folder(clients: Any) -> ModelFolder | None:
+    """Return the folder with a config.json that the first client is, if it is one."""
+    sources, _ = listed(clients)
+    if not sources or not isinstance(sources[0], str | Path):
+        return None
+    first = next(iter(expand_sources(sources[:1], least=0)), None)
+    return model_folder(first) if isinstance(first, Path) else None
 
 
 def open_clients(

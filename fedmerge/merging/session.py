@@ -28,6 +28,7 @@ from fedmerge.values.clients import Client
 from fedmerge.values.plans import Plan, equal_widths
 
 if TYPE_CHECKING:
+    from fedmerge.architecture.folder_config import FolderConfig
     from fedmerge.architecture.model_code import ModelCode
 
 
@@ -45,6 +46,7 @@ class Session:
     warnings: tuple[str, ...] = ()
     model: ModelCode | None = None  # that runs them
     device: str = "cpu"  # where products are computed and clients run
+    config: FolderConfig | None = None  # that has to say the widths of the merge
 
     @property
     def names(self) -> list[str]:
@@ -122,10 +124,12 @@ def prepare(
     model: ModelCode | None = None,
     device: str = "cpu",
     tries_growth: bool = False,
+    config: FolderConfig | None = None,
 ) -> Session:
     """Bring clients to one set of names, plan them and check that they fit together.
 
     Which groups can grow is tried where it counts for the merge, or if `tries_growth` asks for it.
+    With `config`, they grow only as the first client's config.json can say.
     """
     kept = keep_matches(options.keep, clients[0])
     tries_growth = tries_growth or _may_grow(clients, options)
@@ -135,6 +139,8 @@ def prepare(
         )
     elif plan is None and clients[0].program is not None:
         plan = _plan_of_program(clients[0], seed=options.seed, tries_growth=tries_growth)
+    if config is not None and plan is not None and tries_growth:
+        plan, config = config.holding(plan, clients[0])
     aligned = align_names(clients, by_order=options.match_by_order, keep=options.keep)
     planned, client_widths = plan_clients(aligned, options.chain, given=plan, kept=kept)
     if options.dtype is None:
@@ -151,6 +157,7 @@ def prepare(
         warnings=(*_nothing_free(planned), *_same_files(clients), *_different_buffers(aligned)),
         model=model,
         device=device,
+        config=config,
     )
     return session if options.max_params is None else _held_to(session, options.max_params)
 

@@ -46,7 +46,8 @@ def model_names(client: Checkpoint, model: nn.Module) -> dict[str, str]:
 
 
 def _names_of_loader(client: Checkpoint, model: ConfiguredModel) -> dict[str, str]:
-    written = {client.output_name(name): name for name in client.tensors}
+    own = (name for name in client.tensors if name not in client.aliases)
+    written = {client.output_name(name): name for name in own}
     tensors = {name: client.tensors[own] for name, own in written.items()}
     found = model.names_of_file(tensors, client.name)
     return {written[name]: model_name for name, model_name in found.items()}

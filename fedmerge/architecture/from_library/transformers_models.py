@@ -22,7 +22,7 @@ from fedmerge.architecture.from_library.example_inputs import (
 from fedmerge.checkpoint import open_checkpoint
 from fedmerge.checkpoint.model_folders import ModelFolder
 from fedmerge.checkpoint.paths import model_file
-from fedmerge.errors import ArchitectureError
+from fedmerge.errors import ArchitectureError, UserCodeError
 from fedmerge.user_code import state_of, user_code
 from fedmerge.values.clients import TensorInfo
 
@@ -32,7 +32,12 @@ OWN_CODE = "give the code that you trust with `model`, e.g. `model=net.py:build`
 
 # Where weights would be of a kind of their own, kernels be fetched, or a precision be set.
 _NOT_OURS = ("_attn_implementation", "attn_implementation", "dtype", "torch_dtype")
-_LAYERS = ("num_hidden_layers", "num_layers", "encoder_layers", "decoder_layers")
+_DEPTHS = (  # fields that say how many layers there are
+    *("num_hidden_layers", "num_layers", "n_layers", "n_layer", "num_decoder_layers"),
+    *("encoder_layers", "decoder_layers", "num_encoder_layers", "num_blocks"),
+)
+_NOT_ITS_OWN = "does config.json belong to these weights?"
+MOST_LARGER = 4  # times the numbers in its file that a model may have
 
 # What people use of a model's outputs; caches and inner states would count as outputs, too.
 _OUTPUTS = ("last_hidden_state", "pooler_output", "text_embeds", "image_embeds")
@@ -85,8 +90,9 @@ class ConfiguredModel(nn.Module):
 def build_from_folder(folder: ModelFolder) -> ConfiguredModel:
     """Return the model that a folder's config.json describes, at random weights."""
     _check_trusted(folder)
+    kind = _class_of(folder)
+    _check_size(folder, kind)
     with user_code(f"{folder.label}: {LIBRARY} can't build the model", hint=OWN_CODE), _alone():
-        kind = _class_of(folder)
         model: Any = kind(_config_of(folder.config, folder.label))
         model.__class__ = _configured(kind)
         model.folder, model.library_class, model.known_names = folder, kind, {}
@@ -99,11 +105,19 @@ def config_shapes(
 ) -> dict[str, tuple[int, ...]] | None:
     """Return the shapes of a model's tensors under another configuration; None if there is none."""
     try:
-        with _alone(), torch.device("meta"):
-            built = model.library_class(_config_of(config, source))
-            return {name: tuple(tensor.shape) for name, tensor in built.state_dict().items()}
-    except Exception:
+        built = _without_numbers(model.library_class, config, source)
+    except UserCodeError:
         return None
+    return {name: tuple(tensor.shape) for name, tensor in state_of(built).items()}
+
+
+def _without_numbers(kind: Any, config: Mapping[str, Any], source: str) -> nn.Module:
+    """Return a model that has shapes and nothing else."""
+    with user_code(f"{source}: {LIBRARY} can't build the model", hint=OWN_CODE), _alone():
+        made = _config_of(config, source)
+        with torch.device("meta"):
+            built: nn.Module = kind(made)
+    return built
 
 
 def is_installed() -> bool:
@@ -129,9 +143,35 @@ def _check_trusted(folder: ModelFolder) -> None:
         )
 
 
+def _check_size(folder: ModelFolder, kind: Any) -> None:
+    """Refuse a configuration of a much larger net than the weights beside it, before it is built.
+
+    Layers cost time even where they have no numbers, so they are counted first.
+    """
+    own = _tensors_in(folder)
+    if not own:
+        return
+    parts = (folder.config, *(v for v in folder.config.values() if isinstance(v, Mapping)))
+    numbers = (part.get(name, 0) for part in parts for name in _DEPTHS)
+    layers = max((value for value in numbers if isinstance(value, int)), default=0)
+    if layers > len(own):
+        raise ArchitectureError(
+            f"{folder.label}: says {layers:,} layers, but its weights are {len(own):,} tensors",
+            _NOT_ITS_OWN,
+        )
+    described = _without_numbers(kind, folder.config, folder.label).parameters()
+    wanted, found = sum(p.numel() for p in described), sum(info.size for info in own.values())
+    if wanted > MOST_LARGER * found:
+        raise ArchitectureError(
+            f"{folder.label}: describes a model of {wanted:,} numbers, its weights have {found:,}",
+            _NOT_ITS_OWN,
+        )
+
+
 def _class_of(folder: ModelFolder) -> Any:
     """Return the library's class that the configuration names, or that of its family."""
-    library = import_module(LIBRARY)
+    with user_code(f"{LIBRARY} can't be imported", hint=INSTALL):
+        library = import_module(LIBRARY)
     names = folder.config.get("architectures") or ()
     named = next((name for name in names if isinstance(name, str)), None)
     kind = getattr(library, named, None) if named and named.isidentifier() else None
@@ -205,21 +245,23 @@ def _loaded_names(
     named = {name: info for name, info in tensors.items() if info.dtype != "bool"}
     marked = {name: _marked(k, info) for k, (name, info) in enumerate(named.items(), 1)}
     what = f"{source}: {LIBRARY} does not load its tensors"
-    with user_code(what, hint="does config.json belong to these weights?"), _alone():
+    with user_code(what, hint=_NOT_ITS_OWN), _alone():
         loader: Any = model.library_class
         loaded, told = loader.from_pretrained(
             None,
             config=_config_of(model.folder.config, source),
             state_dict=marked,
             output_loading_info=True,
+            ignore_mismatched_sizes=True,  # which we say ourselves
             dtype=torch.float32,
             attn_implementation=_attention_of(model),
         )
     _check_complete(told, source)
     order, ties = list(named), float_tensors(model)[1]
     names: dict[str, str] = {}
+    twins: dict[str, str] = {}  # tensors of the file that go to further names of tied ones
     for name, tensor in state_of(loaded).items():
-        if name in ties or not tensor.numel():
+        if not tensor.numel():
             continue
         number = int(tensor.reshape(-1)[0])
         found = order[number - 1] if 0 < number <= len(order) else None
@@ -228,8 +270,18 @@ def _loaded_names(
                 f"{source}: {LIBRARY} makes '{name}' of several tensors of the file",
                 "such models (mixtures of experts, mostly) can't be merged from folders yet",
             )
-        names[found] = name
+        (twins if name in ties else names)[found] = name
+    _check_tied({found: name for found, name in twins.items() if found not in names}, ties, source)
     return names
+
+
+def _check_tied(twins: Mapping[str, str], ties: Mapping[str, str], source: str) -> None:
+    """Refuse a file that holds a tied tensor twice: nothing keeps the two alike in a merge."""
+    for found, name in twins.items():
+        raise ArchitectureError(
+            f"{source}: holds '{found}', which config.json ties to '{ties[name]}'",
+            "load it with transformers and save it again with `save_pretrained`",
+        )
 
 
 def _attention_of(model: Any) -> str:

@@ -14,8 +14,7 @@ import torch
 from torch import Tensor
 
 from fedmerge.architecture import plan_checked, solve_widths
-from fedmerge.architecture.from_code import permuted
-from fedmerge.architecture.from_code.modules import float_tensors
+from fedmerge.architecture.from_code import float_tensors, permuted
 from fedmerge.architecture.from_library import ConfiguredModel, library_model
 
 TOKENS = 41

@@ -32,6 +32,8 @@ from .outputs import (
     Staging as Staging,
     check_output as check_output,
     check_targets as check_targets,
+    claim_names as claim_names,
+    hidden_name as hidden_name,
     leave_nothing as leave_nothing,
     naming_alone as naming_alone,
     staging as staging,

@@ -28,7 +28,7 @@ def width_lines(merge: Merge) -> Iterator[str]:
     stuck: dict[str, list[str]] = {}
     for group in merge.plan.groups:
         if not group.can_grow:
-            stuck.setdefault(group.why, []).append(group.name)
+            stuck.setdefault(group.why.partition(":")[0], []).append(group.name)
     for why, names in stuck.items():
         yield f"can't grow ({why}): {wording.listed(names, MOST_GROUPS)}"
 

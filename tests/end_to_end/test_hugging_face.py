@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 import fedmerge
-from fedmerge.architecture.from_library.example_inputs import names_of_inputs
+from fedmerge.architecture.from_library import names_of_inputs
 from tests.end_to_end.helpers import Cli
 from tests.hugging_face_zoo import (
     FAMILIES,

@@ -4,6 +4,7 @@ from .config_widths import (
     said_widths as said_widths,
     with_widths as with_widths,
 )
+from .example_inputs import names_of_inputs as names_of_inputs
 from .libraries import (
     FolderCode as FolderCode,
     code_of_folder as code_of_folder,

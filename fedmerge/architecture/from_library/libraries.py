@@ -78,7 +78,7 @@ def _of_transformers(place: str, arguments: Mapping[str, Any]) -> nn.Module | No
     if folder is None:
         raise ArchitectureError(
             f"'{TRANSFORMERS}:{place}': no folder with a config.json",
-            "give a folder that `save_pretrained` wrote; nothing is fetched",
+            "give a folder that the library saved; nothing is fetched",
         )
     if arguments:
         raise ArchitectureError(

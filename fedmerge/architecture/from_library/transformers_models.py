@@ -280,7 +280,7 @@ def _check_tied(twins: Mapping[str, str], ties: Mapping[str, str], source: str) 
     for found, name in twins.items():
         raise ArchitectureError(
             f"{source}: holds '{found}', which config.json ties to '{ties[name]}'",
-            "load it with transformers and save it again with `save_pretrained`",
+            "load it with transformers and save it again",
         )
 
 
@@ -310,5 +310,5 @@ def _check_complete(told: Mapping[str, Any], source: str) -> None:
             more = f" and {len(found) - 1} more" if len(found) > 1 else ""
             raise ArchitectureError(
                 f"{source}: {problem} '{found[0]}'{more}, which the model of its config.json has",
-                "give a folder that `save_pretrained` wrote, or the model's code with `model`",
+                "give a folder that the library saved, or the model's code with `model`",
             )

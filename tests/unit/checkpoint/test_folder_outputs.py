@@ -9,8 +9,13 @@ from pathlib import Path
 import pytest
 
 from fedmerge import CheckpointError, UsageError
-from fedmerge.checkpoint import check_folder_output, is_folder_name, write_folder
-from fedmerge.checkpoint.outputs import claim_names, hidden_name
+from fedmerge.checkpoint import (
+    check_folder_output,
+    claim_names,
+    hidden_name,
+    is_folder_name,
+    write_folder,
+)
 
 
 def holding(text: str) -> Callable[[Path], None]:

@@ -286,7 +286,7 @@ def test_no_memory_is_no_defect(
     cli.refused("inspect", "a.pt", code=1, says=["error: out of memory"])
 
 
-@pytest.mark.parametrize("module", ["fedmerge.cli.exit_codes", "fedmerge.cli.app", "torch"])
+@pytest.mark.parametrize("module", ["fedmerge.cli.commands", "fedmerge.cli.app", "torch"])
 def test_a_module_that_can_not_be_imported_is_one_line(module: str, tmp_path: Path) -> None:
     code = "import sys, importlib.abc\n"
     code += "class No(importlib.abc.MetaPathFinder):\n"

@@ -121,15 +121,8 @@ def match(
     )
     files.check(clients, can_run=model is not None)
     _check_known(require)
-    session = open_session(
-        clients,
-        options,
-        model=model,
-        plan=plan,
-        device=device,
-        probes=probes,
-        is_for_folder=folder is not None,
-    )
+    inputs: dict[str, Any] = {"model": model, "plan": plan, "probes": probes, "device": device}
+    session = open_session(clients, options, is_for_folder=folder is not None, **inputs)
     prepared(session)
     merge = merge_session(session, probes, progress, as_program=files.is_program)
     _check_required(merge, require)
@@ -170,16 +163,9 @@ def frontier(
     if frontier_plot is not None:
         check_picture(frontier_plot, "frontier_plot", inputs=paths_of(clients), force=force)
     _check_known(require)
-    session = open_session(
-        clients,
-        options,
-        model=model,
-        plan=plan,
-        device=device,
-        tries_growth=True,
-        probes=probes,
-        is_for_folder=folder is not None,
-    )
+    inputs: dict[str, Any] = {"model": model, "plan": plan, "probes": probes, "device": device}
+    inputs |= {"is_for_folder": folder is not None}
+    session = open_session(clients, options, tries_growth=True, **inputs)
     prepared(session)
     surveyed = survey_sizes(session, probes, progress)
     _check_required(surveyed.merge, require)

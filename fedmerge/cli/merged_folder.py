@@ -16,7 +16,7 @@ REPOSITORY = "YOUR-NAME"  # of the user, on the Hub
 def width_lines(merge: Merge) -> Iterator[str]:
     """Yield which fields of config.json changed, and which groups can't grow, by the reason."""
     config = merge.session.config
-    if config is None:
+    if config is None or merge.is_program:
         return
     changed = [
         f"{said.name} {said.width} → {merge.widths[said.groups[0]]}"
@@ -25,6 +25,8 @@ def width_lines(merge: Merge) -> Iterator[str]:
     ]
     if changed:
         yield f"config.json says: {', '.join(changed)}"
+    if merge.options.max_growth == 1:  # nobody asked
+        return
     stuck: dict[str, list[str]] = {}
     for group in merge.plan.groups:
         if not group.can_grow:

@@ -148,6 +148,16 @@ def test_clients_of_other_widths_merge_into_one_config(tmp_path: Path) -> None:
     assert outputs(tmp_path / "merged", inputs_of(one)).isfinite().all()
 
 
+def test_an_ensemble_of_folders_becomes_a_program(tmp_path: Path, cli: Cli) -> None:
+    one, other = (saved(FAMILIES["ViT"], tmp_path / f"client-{k}", seed=k) for k in (1, 2))
+    program = tmp_path / "both.pt2"
+    cli.done("match", one, other, "--method", "ensemble", "-o", program)
+    inputs = inputs_of(one)
+    wanted = (outputs(one, inputs) + outputs(other, inputs)) / 2
+    found = torch.export.load(program).module()(*inputs.values())
+    assert torch.allclose(found, wanted, atol=EQUAL)
+
+
 def test_half_precision_stays_half(tmp_path: Path) -> None:
     folders = [tmp_path / "one", tmp_path / "other"]
     for seed, folder in enumerate(folders):

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from fedmerge.errors import ModelCodeError, UserCodeError
 from fedmerge.tracebacks import last_line
@@ -17,6 +17,7 @@ from fedmerge.user_code import run_model, user_code
 BATCH = 2  # samples
 TOKENS = 16  # of a text, at most
 FRAMES = 16  # of a sound after its convolutions
+MOST_NUMBERS = 20_000_000  # of an input
 SIDE = 224  # of images whose configuration does not say it
 _SEED = 0
 _POSITIONS = ("max_position_embeddings", "max_target_positions")
@@ -81,9 +82,19 @@ def _drawn(model: Any, names: Sequence[str]) -> tuple[Tensor, ...]:
     with torch.random.fork_rng([]), user_code("what the model is fed with can't be told"):
         torch.manual_seed(_SEED)
         return tuple(
-            _KINDS[name](model.config) if name in _KINDS else model.dummy_inputs[name]
+            _made(name, model.config) if name in _KINDS else model.dummy_inputs[name]
             for name in names
         )
+
+
+def _made(name: str, config: Any) -> Tensor:
+    """Return an input of a kind that we know, unless a configuration asks for too much."""
+    shape = _KINDS[name](config)
+    if math.prod(shape) > MOST_NUMBERS:
+        raise ModelCodeError(f"config.json asks for inputs of {math.prod(shape):,} numbers", _HINT)
+    if dtype_of_input(name) == torch.long:
+        return torch.randint(config.get_text_config().vocab_size, shape)
+    return torch.randn(shape)
 
 
 def _forward_of(model: Any) -> Callable[..., Any]:
@@ -91,45 +102,35 @@ def _forward_of(model: Any) -> Callable[..., Any]:
     return forward
 
 
-def vocabulary_of(model: nn.Module) -> int | None:
-    """Return how many tokens a model of transformers knows; None of others."""
-    config: Any = getattr(model, "config", None)
-    find = getattr(config, "get_text_config", None)
-    size = getattr(find(), "vocab_size", None) if callable(find) else None
-    return size if isinstance(size, int) else None
-
-
-def _tokens(config: Any) -> Tensor:
+def _tokens(config: Any) -> tuple[int, ...]:
     text = config.get_text_config()
     known = (getattr(text, name, None) for name in _POSITIONS)
     most = min((size for size in known if isinstance(size, int) and size > 0), default=TOKENS + 2)
-    steps = max(1, min(TOKENS, most - _OFFSET))
-    return torch.randint(text.vocab_size, (BATCH, steps))
+    return BATCH, max(1, min(TOKENS, most - _OFFSET))
 
 
-def _images(config: Any) -> Tensor:
+def _images(config: Any) -> tuple[int, ...]:
     vision = getattr(config, "vision_config", None) or config
     size = getattr(vision, "image_size", None) or SIDE
     height, width = (size, size) if isinstance(size, int) else size
     frames = getattr(vision, "num_frames", None)
     middle = (frames,) if isinstance(frames, int) else ()
-    return torch.randn(BATCH, *middle, getattr(vision, "num_channels", 3), height, width)
+    return BATCH, *middle, getattr(vision, "num_channels", 3), height, width
 
 
-def _spectrogram(config: Any) -> Tensor:
+def _spectrogram(config: Any) -> tuple[int, ...]:
     bins = getattr(config, "num_mel_bins", 80)
-    return torch.randn(BATCH, bins, 2 * getattr(config, "max_source_positions", 1500))
+    return BATCH, bins, 2 * getattr(config, "max_source_positions", 1500)
 
 
-def _sound(config: Any) -> Tensor:
-    """Return a waveform; a spectrogram where a configuration tells of bins."""
+def _sound(config: Any) -> tuple[int, ...]:
+    """Return the shape of a waveform; of a spectrogram where a configuration tells of bins."""
     if hasattr(config, "num_mel_bins") and hasattr(config, "max_length"):
-        return torch.randn(BATCH, config.max_length, config.num_mel_bins)
-    stride = math.prod(getattr(config, "conv_stride", (320,)))
-    return torch.randn(BATCH, stride * (FRAMES + 1))
+        return BATCH, config.max_length, config.num_mel_bins
+    return BATCH, math.prod(getattr(config, "conv_stride", (320,))) * (FRAMES + 1)
 
 
-_KINDS: Mapping[str, Callable[[Any], Tensor]] = {
+_KINDS: Mapping[str, Callable[[Any], tuple[int, ...]]] = {  # the shapes of inputs
     "input_ids": _tokens,
     "pixel_values": _images,
     "input_features": _spectrogram,

@@ -69,6 +69,13 @@ class ConfiguredModel(nn.Module):
         """Return random inputs on which the model runs."""
         return example_inputs(self)
 
+    @property
+    def vocabulary(self) -> int | None:
+        """How many tokens the model knows, if any; its first embedding may be of positions."""
+        config: Any = self.config
+        size = getattr(config.get_text_config(), "vocab_size", None)
+        return size if isinstance(size, int) else None
+
     def input_dtype(self, number: int, count: int) -> torch.dtype:
         """Return the dtype of one of so many inputs."""
         return dtype_of_input(names_of_inputs(self, count)[number])

@@ -15,9 +15,10 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 import fedmerge
-from fedmerge import ArchitectureError
+from fedmerge import ArchitectureError, ProbeOptions
 from fedmerge.architecture.from_library import transformers_models
-from tests.hugging_face_zoo import FAMILIES, configured, loaded, outputs, saved, shuffled
+from fedmerge.probes import ProbedClients
+from tests.hugging_face_zoo import FAMILIES, TOKENS, configured, loaded, outputs, saved, shuffled
 
 
 @pytest.fixture
@@ -55,6 +56,13 @@ def test_a_configuration_is_refused_with(what: str, bert: Path) -> None:
     fedmerge.plan(bert)  # as it was, it is planned
     with pytest.raises(ArchitectureError, match=problem):
         fedmerge.plan(changed(bert, **fields))
+
+
+def test_endless_inputs_are_refused(tmp_path: Path) -> None:
+    folder = saved(FAMILIES["ResNet"], tmp_path / "resnet", seed=1)
+    fedmerge.plan(folder)
+    with pytest.raises(ArchitectureError, match="asks for inputs of 60,000,000,000 numbers"):
+        fedmerge.plan(changed(folder, image_size=10**5))
 
 
 def test_code_of_a_folder_is_refused_and_never_run(bert: Path, tmp_path: Path) -> None:
@@ -205,6 +213,13 @@ def test_a_file_may_lack_further_names_of_tied_tensors(kept: str) -> None:
     lacking = {name: tensor for name, tensor in state.items() if name != kept}
     with pytest.raises(ArchitectureError, match="has no tensor"):
         fedmerge.match([lacking, lacking], model=Tied, probe="none")
+
+
+def test_tokens_of_probes_are_the_vocabulary_s_and_not_positions(tmp_path: Path) -> None:
+    model = configured(saved(FAMILIES["Whisper"], tmp_path / "whisper", seed=1))
+    first = next(part for part in model.modules() if isinstance(part, nn.Embedding))
+    clients = ProbedClients([model], model.example_inputs(), ProbeOptions(), seed=0, device="cpu")
+    assert clients.tokens == TOKENS != first.num_embeddings
 
 
 def test_a_module_of_a_merge_takes_the_library_s_keywords(bert: Path) -> None:

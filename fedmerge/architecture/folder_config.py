@@ -13,7 +13,7 @@ from fedmerge.architecture.from_library import (
 )
 from fedmerge.architecture.model_code import PROBE_BATCH, ModelCode
 from fedmerge.architecture.tensor_names import model_names, renamed, shapes_for
-from fedmerge.checkpoint import Checkpoint, ModelFolder
+from fedmerge.checkpoint import Checkpoint, ModelFolder, model_folder
 from fedmerge.errors import ArchitectureError, UserCodeError
 from fedmerge.values.plans import Plan
 
@@ -29,6 +29,17 @@ def folder_code(folder: ModelFolder, *, is_planned: bool = False) -> ModelCode |
     shape = found.input_shape
     shapes = () if shape is None else ((PROBE_BATCH, *shape),)
     return ModelCode(found.reference, found.arguments, shapes)
+
+
+def library_names(client: Checkpoint) -> dict[str, str] | None:
+    """Return what its library's loader calls a folder's tensors; None where it does not load it."""
+    folder = model_folder(client.path)
+    code = None if folder is None else folder_code(folder)
+    try:
+        model = None if code is None else code.template
+        return model_names(client, model) if isinstance(model, ConfiguredModel) else None
+    except (ArchitectureError, UserCodeError):
+        return None
 
 
 @dataclass(frozen=True)

@@ -161,6 +161,31 @@ class RenamedClient:
         return self.client.read(self.own_names[name])
 
 
+def in_library_names(clients: Sequence[Checkpoint]) -> list[Checkpoint]:
+    """Return folders under the first one's names where their library loads them into one model.
+
+    Its versions call tensors by other names when they save, and read all of them.
+    """
+    first, *others = clients
+    return [
+        first,
+        *(c if c.tensors.keys() == first.tensors.keys() else _like(c, first) for c in others),
+    ]
+
+
+def _like(client: Checkpoint, first: Checkpoint) -> Checkpoint:
+    if model_folder(client.path) is None or model_folder(first.path) is None:
+        return client
+    from fedmerge.architecture.folder_config import library_names  # files do without
+
+    own, wanted = library_names(client), library_names(first)
+    if own is None or wanted is None or set(own.values()) != set(wanted.values()):
+        return client
+    by_model = {of_model: name for name, of_model in wanted.items()}
+    names = {name: by_model[of_model] for name, of_model in own.items()}
+    return client.with_names(names, first.prefix)
+
+
 def align_names(clients: Sequence[Client], *, by_order: bool, keep: Sequence[str]) -> list[Client]:
     """Return the clients under the first one's tensor names, or say how the names differ.
 

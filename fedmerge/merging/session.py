@@ -22,7 +22,12 @@ from fedmerge.checkpoint import Checkpoint
 from fedmerge.decoding import Fail, decode_json, read_text
 from fedmerge.errors import ArchitectureError, UsageError
 from fedmerge.merging.averages import Averaging, averaging_for
-from fedmerge.merging.client_sources import align_names, check_dtypes, keep_matches
+from fedmerge.merging.client_sources import (
+    align_names,
+    check_dtypes,
+    in_library_names,
+    keep_matches,
+)
 from fedmerge.merging.options import Dials, MatchOptions, dials_for
 from fedmerge.values.clients import Client
 from fedmerge.values.plans import Plan, equal_widths
@@ -131,6 +136,7 @@ def prepare(
     Which groups can grow is tried where it counts for the merge, or if `tries_growth` asks for it.
     With `config`, they grow only as the first client's config.json can say.
     """
+    clients = in_library_names(clients)
     kept = keep_matches(options.keep, clients[0])
     tries_growth = tries_growth or _may_grow(clients, options)
     if model is not None:

@@ -163,6 +163,24 @@ def test_files_of_older_versions_are_read_as_the_library_reads_them(
     assert fedmerge.verify(tmp_path / "merged", [one, other]).ok
 
 
+@pytest.mark.parametrize("is_first", [True, False])
+def test_folders_of_several_versions_are_merged_by_what_the_library_calls_their_tensors(
+    is_first: bool, tmp_path: Path
+) -> None:
+    one = saved(FAMILIES["GPT-2"], tmp_path / "one", seed=1)
+    other = shuffled(one, tmp_path / "other", seed=2)
+    inputs = {"input_ids": configured(one).example_inputs()[0]}
+    expected = outputs(one, inputs)
+    state = _without_prefix(load_file(other / "model.safetensors"))
+    save_file(state, other / "model.safetensors", {"format": "pt"})
+    clients = [one, other] if is_first else [other, one]
+    fedmerge.match(clients, output=tmp_path / "merged", max_growth=1, probe="none")
+    assert torch.allclose(outputs(tmp_path / "merged", inputs), expected, atol=1e-5)
+    names = set(load_file(tmp_path / "merged/model.safetensors"))
+    assert names == set(load_file(clients[0] / "model.safetensors"))
+    assert fedmerge.verify(tmp_path / "merged", clients[::-1]).ok
+
+
 def test_a_pickled_file_holds_a_tied_tensor_under_all_of_its_names(tmp_path: Path) -> None:
     one = saved(FAMILIES["GPT-2"], tmp_path / "one", seed=1)
     other = shuffled(one, tmp_path / "other", seed=2)

@@ -31,6 +31,7 @@ from fedmerge.architecture.from_code import (
     permuted,
     plan_model,
     probe_growth,
+    random_moves,
     run,
     verify_plan,
 )
@@ -143,7 +144,7 @@ def merged_difference(model: nn.Module, plan: Plan, real: Real) -> float:
     module = generic_model(model, dtype, rng=rng)
     shapes = {name: tuple(t.shape) for name, t in module.state_dict().items()}
     widths = solve_widths(plan, shapes, source="the model")
-    moves = {group: rng.permutation(width) for group, width in widths.items()}
+    moves = random_moves(plan, widths, rng)
     clients = [module.state_dict(), permuted(module, plan, moves, widths).state_dict()]
     state = match(clients, plan=plan).state_dict()
     result = generic_model(model, dtype, rng=rng)

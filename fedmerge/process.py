@@ -7,9 +7,11 @@ import os
 import select
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, TypeAlias
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
@@ -91,16 +93,23 @@ def guard_messages() -> None:
 def discard_results() -> None:
     """Let all that is still to be printed to standard output lead nowhere."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, STDOUT)
-    os.close(nowhere)
+    if nowhere != STDOUT:  # which somebody may have closed
+        os.dup2(nowhere, STDOUT)
+        os.close(nowhere)
+
+
+class _Lasting(io.TextIOWrapper):
+    """A standard stream that others can't close: what is said after that must be heard, too."""
+
+    def close(self) -> None:
+        """Print what was written so far."""
+        self.flush()
 
 
 def _text(raw: io.FileIO, old: object, *, is_flushed: bool) -> io.TextIOWrapper:
     encoding = getattr(old, "encoding", None) or "utf-8"
     # Not every terminal knows every character.
-    return io.TextIOWrapper(
-        io.BufferedWriter(raw), encoding, errors="replace", line_buffering=is_flushed
-    )
+    return _Lasting(io.BufferedWriter(raw), encoding, errors="replace", line_buffering=is_flushed)
 
 
 @contextmanager
@@ -117,6 +126,77 @@ def is_interrupt(error: BaseException | None) -> bool:
     """Return whether the user wants to stop, whatever code made of that."""
     heard = _heard.get()()
     return type(error) is KeyboardInterrupt if heard is None else heard
+
+
+@dataclass(frozen=True)
+class _Surroundings:
+    """What code of others may change about this process, while fedmerge relies on it."""
+
+    folder: str
+    places: tuple[str, ...]  # where modules are looked for
+    depth: int  # of calls within each other
+    messages: Any  # the standard error
+    device: Any  # where torch makes tensors, None: where it does by itself
+
+    @staticmethod
+    def now() -> _Surroundings:
+        """Return what holds at present."""
+        depth = sys.getrecursionlimit()
+        return _Surroundings(_folder(), tuple(sys.path), depth, sys.stderr, _default_device())
+
+    def put_back(self) -> None:
+        """Let hold again what others have changed; what they added to it stays."""
+        if self.folder and _folder() != self.folder:
+            with suppress(OSError):
+                os.chdir(self.folder)
+        sys.path += [place for place in self.places if place not in sys.path]
+        if sys.getrecursionlimit() < self.depth:
+            sys.setrecursionlimit(self.depth)
+        sys.stderr = self.messages
+        if _default_device() != self.device:
+            sys.modules["torch"].set_default_device(self.device)
+
+
+# As they were before the first of the blocks that are active: those of threads may overlap.
+_found: list[_Surroundings] = []
+_guarded: ContextVar[int] = ContextVar("_guarded", default=0)  # the process of a block
+_end_process = os._exit
+
+
+@contextmanager
+def guarded() -> Iterator[None]:
+    """Let code of others change this process for a while only, and not end it without a word."""
+    _found.append(_found[0] if _found else _Surroundings.now())
+    token, os._exit = _guarded.set(os.getpid()), _end_if_alone
+    try:
+        yield
+    finally:
+        _guarded.reset(token)
+        _found.pop().put_back()
+        if not _found:
+            os._exit = _end_process
+
+
+def _end_if_alone(status: int) -> NoReturn:
+    """End a copy of this process, or what a thread of others works on; else as `sys.exit` does."""
+    if _guarded.get() == os.getpid():
+        raise SystemExit(f"os._exit({status})")
+    _end_process(status)
+
+
+def _folder() -> str:
+    try:
+        return str(Path.cwd())
+    except OSError:  # somebody removed it
+        return ""
+
+
+def _default_device() -> Any:
+    torch = sys.modules.get("torch")
+    if torch is None or not hasattr(torch, "get_default_device"):  # or half of it, being imported
+        return None
+    found = torch.get_default_device()
+    return None if found.type == "cpu" else found
 
 
 def python_command(code: str, *arguments: str) -> list[str]:

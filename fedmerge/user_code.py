@@ -24,7 +24,7 @@ from fedmerge.errors import (
     UsageError,
     UserCodeError,
 )
-from fedmerge.process import is_interrupt
+from fedmerge.process import guarded, is_interrupt
 from fedmerge.tracebacks import from_users, headline, last_line, whole_traceback
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ class user_code:  # noqa: N801 (a context, like those of contextlib)
     `of` is the object whose code it is, which may know how the user named it. Fedmerge's own
     errors pass, and so do interrupts that were heard. What our callbacks raised (`own_code`)
     leaves instead of what became of it. What the code prints goes to stderr, since stdout is for
-    results.
+    results. What it changed about the process is put back.
     """
 
     def __init__(
@@ -57,6 +57,8 @@ class user_code:  # noqa: N801 (a context, like those of contextlib)
         self._printed = redirect_stdout(sys.stderr)
 
     def __enter__(self) -> None:
+        self._guard = guarded()
+        self._guard.__enter__()
         self._printed.__enter__()
         self._token = _block.set(self)
 
@@ -68,6 +70,7 @@ class user_code:  # noqa: N801 (a context, like those of contextlib)
     ) -> None:
         _block.reset(self._token)
         self._printed.__exit__(kind, reason, trace)
+        self._guard.__exit__(None, None, None)
         if is_interrupt(reason):
             raise KeyboardInterrupt from None
         if self._own:

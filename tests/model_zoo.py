@@ -219,6 +219,7 @@ ZOO: dict[str, Model] = {
     # the hidden layer; rotation pins the units of queries and keys.
     "llama": Model(attention.Llama, ((2, 5),), 5, 1, tokens=11),
     "attention with growing heads": Model(attention.GrowingHeads, ((2, 4, 5),), 1 + 3, 1 + 1),
+    "attention that counts its heads": Model(attention.CountedHeads, ((2, 4, 5),), 1 + 3, 1 + 1),
     "convnext": Model(attention.ConvNext, (RGB,), 2, 1),
     "cross attention": Model(attention.CrossAttention, ((2, 4, 5), (2, 3, 6)), 1 + 3, 0),
 }

@@ -148,6 +148,41 @@ class GrowingHeads(nn.Module):
         return out
 
 
+class CountedHeads(nn.Module):
+    """Attention by hand, queries, keys and values apart; the module counts its heads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.head = nn.Linear(5, 6), nn.Linear(6, 3)
+        self.attention = CountedAttention(6, heads=3, head_dim=4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x)
+        out: Tensor = self.head(x + self.attention(x))
+        return out
+
+
+class CountedAttention(nn.Module):
+    """Softmax of scaled products, heads × units per head wide inside."""
+
+    def __init__(self, width: int, heads: int, head_dim: int) -> None:
+        super().__init__()
+        self.num_heads, self.head_dim = heads, head_dim
+        self.q, self.v = (nn.Linear(width, heads * head_dim) for _ in range(2))
+        self.k = nn.Linear(width, heads * head_dim, bias=False)  # softmax would not see one
+        self.out = nn.Linear(heads * head_dim, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (
+            layer(x).view(*x.shape[:2], self.num_heads, self.head_dim).transpose(1, 2)
+            for layer in (self.q, self.k, self.v)
+        )
+        scores = (q @ k.transpose(-2, -1) * self.head_dim**-0.5).softmax(-1)
+        seen = (scores @ v).transpose(1, 2).reshape(*x.shape[:2], self.num_heads * self.head_dim)
+        out: Tensor = self.out(seen)
+        return out
+
+
 class CrossAttention(nn.Module):
     """nn.MultiheadAttention from one sequence to another."""
 

@@ -12,6 +12,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 
 from fedmerge.decoding import DEEPEST, Count, Name, decode_value, shortened
 from fedmerge.errors import ArchitectureError, FedmergeError
+from fedmerge.values.nesting import possible_outers, with_inside
 from fedmerge.values.plans import (
     OUTPUT,
     Concat,
@@ -68,6 +69,7 @@ class JsonGroup(Struct, frozen=True, forbid_unknown_fields=True):
     can_grow: bool | UnsetType = UNSET
     why: str | UnsetType = UNSET
     width: _Width | None = None
+    inside: Name | None = None
 
 
 class JsonNorm(Struct, frozen=True, forbid_unknown_fields=True):
@@ -102,7 +104,7 @@ def plan_to_json(plan: Plan) -> dict[str, Any]:
         "schema": SCHEMA,
         "format": FORMAT,
         "architecture": plan.architecture,
-        "groups": [_group_to_json(group) for group in plan.groups],
+        "groups": [_group_to_json(group, plan.inside.get(group.name)) for group in plan.groups],
         "tensors": {name: _tensor_to_json(tensor) for name, tensor in plan.tensors.items()},
         "norms": [dict(vars(norm)) for norm in plan.norms],
         "same_width": [list(tie) for tie in plan.same_width],
@@ -132,8 +134,10 @@ def plan_from_json(value: object) -> Plan:
         notes=tuple(given.notes),
     )
     _check_groups(plan)
+    inside = {g.name: g.inside for g in given.groups if isinstance(g, JsonGroup) and g.inside}
+    plan = _with_inside(plan, inside) if inside else plan
     for norm in plan.norms:
-        _check_norm(norm, tensors)
+        _check_norm(norm, plan.tensors)
     return plan
 
 
@@ -149,12 +153,14 @@ def _refusal(value: object, reason: str) -> FedmergeError:
     return _error(f"the plan is wrong: {reason}")
 
 
-def _group_to_json(group: Group) -> dict[str, Any]:
+def _group_to_json(group: Group, inside: str | None) -> dict[str, Any]:
     fields: dict[str, Any] = {"name": group.name}
     if not group.can_grow:
         fields |= {"can_grow": False, "why": group.why}
     if group.width is not None:
         fields["width"] = group.width
+    if inside is not None:
+        fields["inside"] = inside
     return fields
 
 
@@ -280,6 +286,24 @@ def _check_groups(plan: Plan) -> None:
         if not tie or len(tied | set(tie)) < len(tied) + len(tie):
             raise _error("'same_width' has an empty list, or a group twice")
         tied |= set(tie)
+
+
+def _with_inside(plan: Plan, inside: Mapping[str, str]) -> Plan:
+    """Return the plan with these groups inside others (group → outer); refuse any that is not."""
+    around = possible_outers(plan)
+    before: set[str] = set()
+    for group in plan.groups:
+        outer = inside.get(group.name)
+        if outer is not None and outer not in around[group.name]:
+            raise _error(
+                f"group '{group.name}' is not inside '{outer}' on all of its axes: there is no "
+                "product with that factor before it"
+            )
+        if outer is not None and (outer in inside or outer not in before):
+            how = "is inside another one itself" if outer in inside else "is listed after it"
+            raise _error(f"group '{group.name}' is inside '{outer}', which {how}")
+        before.add(group.name)
+    return with_inside(plan, inside)
 
 
 def _check_norm(norm: Norm, tensors: Mapping[str, TensorPlan]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import ChainMap, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -216,7 +217,7 @@ def resize_module(module: nn.Module, shapes: Shapes) -> None:
 
     New tensors are uninitialised; a tied one changes under all of its names. Integer attributes of
     the user's own modules that equal an old width (`self.hidden_size`) follow it where that is
-    unambiguous.
+    unambiguous, and numbers of heads.
     """
     what = "the model can't be brought to other widths"
     with user_code(what, of=module):
@@ -402,6 +403,31 @@ def _unambiguous(pairs: Iterable[tuple[int, int]]) -> dict[int, int]:
     return {old: new for old, (new, *others) in moves.items() if not others and new != old}
 
 
+_COUNTS_HEADS = re.compile(r"heads$|^n\w*head$|heads?_(count|num)$", re.IGNORECASE)
+_IN_A_HEAD = re.compile("dim|size|width|channels|per_", re.IGNORECASE)
+
+
+def _first_made(old_shapes: Shapes, shapes: Shapes, path: str) -> tuple[int, int]:
+    """Return how many numbers the first weight of a part makes, before and after.
+
+    Code of attention makes queries first, and reads what it attended to last.
+    """
+    own = [name for name in shapes if not path or name.startswith(f"{path}.")]
+    weights = ((old_shapes[n][0], shapes[n][0]) for n in own if len(shapes[n]) > 1)
+    return next(weights, (0, 0))
+
+
+def _moved_heads(heads: int, made: tuple[int, int]) -> dict[int, int]:
+    """Return heads → new heads where so many of them make what a weight makes, as wide as before.
+
+    The scale of attention goes by the units per head, so heads grow in number.
+    """
+    old, new = made
+    if not heads or not old or old % heads or new % (old // heads):
+        return {}
+    return {heads: new // (old // heads)}
+
+
 def _state_sizes(layers: Sequence[nn.Module]) -> list[int]:
     """Return the hidden sizes of the recurrent layers."""
     recurrent = (nn.RNNBase, nn.RNNCellBase)
@@ -413,14 +439,20 @@ def _follow_widths(
     resized: tuple[Shapes, Shapes],
     moved_states: Mapping[int, int],
 ) -> None:
-    """Set the users' integers; one that is called hidden follows the recurrent layers."""
+    """Set the users' integers; one that is called hidden follows the recurrent layers.
+
+    One that counts heads follows what the first weight makes: heads × units per head.
+    """
     for path, layer in parts:
         integers = {name: value for name, value in vars(layer).items() if type(value) is int}
         if type(layer).__module__.startswith("torch.") or not integers:
             continue
         moved = _moved_widths(*resized, path)
+        made = _first_made(*resized, path)
         for name, value in integers.items():
             moves = {**moved, **moved_states} if "hid" in name.lower() else moved
+            if _COUNTS_HEADS.search(name) and not _IN_A_HEAD.search(name):
+                moves = {**moves, **_moved_heads(value, made)}
             if value in moves:
                 with user_code(f"'{name}' of {type(layer).__name__} can't follow its width"):
                     setattr(layer, name, moves[value])

@@ -1,7 +1,8 @@
 """Exported programs (`.pt2`): weights and graph as data."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, TypeAlias
 
 import torch
@@ -46,7 +47,11 @@ class Payload:
 
 
 def read_payload(
-    archive: Archive, folder: str, name: str, payload: Payload, options: ReadOptions
+    archive: Archive,
+    folder: str,
+    name: str,
+    payload: Payload,
+    read_pickled: Callable[[str], object],
 ) -> object:
     """Return a tensor; an object that is no tensor stays None."""
     record = folder + payload.record
@@ -61,7 +66,7 @@ def read_payload(
     if payload.meta is None:
         return None
     if payload.is_pickled:
-        return zip_tree(archive.content(record), options)
+        return read_pickled(record)
     return _strided(archive, record, name, payload.meta)
 
 
@@ -164,8 +169,9 @@ def _read_tensors(archive: Archive, folder: str, model: str, options: ReadOption
     payloads = {str(name): Payload.from_json(described) for name, described in config.items()}
     if sum(payload.is_pickled for payload in payloads.values()) > _MOST_PICKLED:
         raise ValueError(f"more than {_MOST_PICKLED:,} of its tensors are pickled")
+    read_pickled = cache(lambda record: zip_tree(archive.content(record), options))
     return {
-        name: read_payload(archive, folder, name, payload, options)
+        name: read_payload(archive, folder, name, payload, read_pickled)
         for name, payload in payloads.items()
     }
 

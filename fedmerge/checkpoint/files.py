@@ -53,6 +53,7 @@ MOST_VALUES = 600_000  # lists, dictionaries and objects that pickles make; each
 MOST_ITEMS = 2_000_000  # that functions are given by pickles, in all their arguments
 MOST_TENSORS = 50_000
 MOST_RECORDS = 200_000  # of all zip archives, also of those inside others
+MOST_DIRECTORY = 64_000_000  # bytes of all their directories, whose names stay in memory
 
 
 @dataclass
@@ -64,6 +65,7 @@ class Budget:
     items: int = MOST_ITEMS
     tensors: int = MOST_TENSORS
     records: int = MOST_RECORDS
+    directory: int = MOST_DIRECTORY
 
     def take_step(self) -> None:
         """Count an opcode of a pickle."""
@@ -94,6 +96,12 @@ class Budget:
         self.records -= 1
         if self.records < 0:
             raise ValueError(f"it has more than {MOST_RECORDS:,} records")
+
+    def take_directory(self, size: int) -> None:
+        """Count the bytes of an archive's directory."""
+        self.directory -= size
+        if self.directory < 0:
+            raise ValueError(f"its directories have more than {MOST_DIRECTORY:,} bytes")
 
 
 _CHUNK = 1 << 20  # bytes read at once where a file is only looked through
@@ -251,7 +259,6 @@ class Contents:
 
 STORED, DEFLATED = 0, 8  # methods of compression
 
-_LARGEST_DIRECTORY = 64_000_000  # bytes
 _END = struct.Struct("<4s4H2LH")  # signature, disks, counts, size and place of the directory
 _END_64 = struct.Struct("<4sQ2H2L4Q")
 _LOCATOR = struct.Struct("<4sLQL")  # of the above, where sizes need 8 bytes
@@ -281,8 +288,7 @@ def read_directory(archive: Region) -> list[Entry]:
     """Return the records of a zip file in the directory's order."""
     try:
         begin, size = _directory_place(archive)
-        if size > _LARGEST_DIRECTORY:
-            raise ValueError(f"its directory has {size:,} bytes")
+        archive.file.budget.take_directory(size)
         return _entries(archive.read(begin, size), archive.file.budget)
     except (struct.error, ValueError) as error:
         raise _damaged(archive, str(error) or "it is no zip file") from error

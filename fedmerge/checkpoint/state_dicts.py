@@ -213,7 +213,7 @@ def _pool(found: list[Candidate], options: ReadOptions) -> list[Candidate]:
 def _start(tree: object, key: str | None, label: str) -> tuple[_Path, object]:
     if key is None or key == ".":
         return (), tree
-    places = dict(_descend(tree, key, ()))
+    places = dict(_descend(tree, key, (), set()))
     if not places:
         known, _ = _walk((), tree, label)
         held = listed(list(map(_describe, known))) or "none"
@@ -221,13 +221,21 @@ def _start(tree: object, key: str | None, label: str) -> tuple[_Path, object]:
     return next(iter(places.items()))
 
 
-def _descend(node: object, key: str, path: _Path) -> Iterator[tuple[_Path, object]]:
-    """Yield what lies at a dotted path whose parts may have dots themselves."""
+def _descend(
+    node: object, key: str, path: _Path, seen: set[tuple[int, int]]
+) -> Iterator[tuple[_Path, object]]:
+    """Yield what lies at a dotted path whose parts may have dots themselves.
+
+    Each container is searched once for the same rest of the path, however many ways lead there.
+    """
+    if (id(node), len(key)) in seen:
+        return
+    seen.add((id(node), len(key)))
     for name, child in _children(node):
         if name == key:
             yield (*path, name), child
         elif name and key.startswith(name + "."):
-            yield from _descend(child, key[len(name) + 1 :], (*path, name))
+            yield from _descend(child, key[len(name) + 1 :], (*path, name), seen)
 
 
 def _walk(root: _Path, start: object, label: str) -> tuple[list[Candidate], bool]:
@@ -352,6 +360,7 @@ _TIMES_THE_SIZE = 4  # of a file's bytes, which all its tensors may read togethe
 _BESIDES = 4_000_000_000  # bytes that they may read in any case: views with gaps read these, too
 _LONGEST_NAME = 1_000  # characters
 _MOST_PARTS = 64  # between dots
+_MOST_CHARACTERS = 5_000_000  # of all names: those of fifty thousand tensors, a hundred each
 _COUNTER = "n_averaged"  # of torch.optim.swa_utils.AveragedModel, beside its "module." names
 
 
@@ -426,6 +435,12 @@ def _check_names(tensors: Tensors, label: str) -> None:
             )
         if not name.isprintable():
             raise CheckpointError(f"{label}: the tensor name {name!a} is no printable text")
+    if (characters := sum(map(len, tensors))) > _MOST_CHARACTERS:
+        raise CheckpointError(
+            f"{label}: the names of its tensors have {characters:,} characters, allowed are "
+            f"{_MOST_CHARACTERS:,}",
+            "save the tensors under names of ordinary length",
+        )
 
 
 def _check(tensors: Tensors, label: str) -> None:

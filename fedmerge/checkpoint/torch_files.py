@@ -95,7 +95,7 @@ def tensor_names(budget: Budget) -> dict[str, Known]:
         return call
 
     calls: dict[str, Callable[..., object]] = {
-        f"torch._utils.{name}": counted(function) for name, function in _TENSORS.items()
+        f"{_TENSORS_MODULE}{name}": counted(function) for name, function in _TENSORS.items()
     }
     calls["torch._tensor._rebuild_from_type_v2"] = _from_type
     calls["torch.nn.parameter.Parameter"] = _parameter
@@ -189,11 +189,14 @@ def _parameter(data: object, *rest: object) -> StoredTensor:
 
 
 def _from_type(function: object, kind: object, arguments: object, state: object) -> object:
-    """Return a tensor with attributes, or of a subclass, as the tensor it is."""
-    call = _as(function, Known).call
-    if call is None or call is _from_type:  # which could nest for ever
+    """Return a tensor with attributes, or of a subclass, as the tensor it is.
+
+    Only functions that make tensors: others would copy what nobody counted, or nest for ever.
+    """
+    known = _as(function, Known)
+    if known.call is None or known.name.removeprefix(_TENSORS_MODULE) not in _TENSORS:
         raise ValueError("other arguments than torch writes")
-    return call(*_as(arguments, tuple))
+    return known.call(*_as(arguments, tuple))
 
 
 def _unusable(problem: str, size_at: int | None = None) -> Callable[..., StoredTensor]:
@@ -262,6 +265,7 @@ def _small(name: str, *kinds: type) -> Callable[..., Inert]:
     return describe
 
 
+_TENSORS_MODULE = "torch._utils."
 _TENSORS: Mapping[str, Callable[..., object]] = {
     "_rebuild_tensor": _tensor,
     "_rebuild_tensor_v2": _tensor_v2,

@@ -40,6 +40,7 @@ MESSAGE = "interrupted"
 PATIENCE = 10.0  # seconds to clean up before another signal ends the process at once
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _STDERR = 2
+_end_process = os._exit  # which is another one while the user's code runs
 _asked: list[tuple[float, str]] = []  # when the process was asked to end at work; what it says then
 
 
@@ -127,7 +128,7 @@ def _is_late() -> bool:
 def _end(message: str) -> None:
     with suppress(OSError):
         os.write(_STDERR, f"{message}\n".encode())
-    os._exit(INTERRUPTED)
+    _end_process(INTERRUPTED)
 
 
 def _listen(handler: Callable[[int, object], None] | signal.Handlers) -> None:

@@ -274,6 +274,8 @@ def plain(text: str) -> str:
     >>> print(plain("ring" + chr(7)))
     ring\\x07
     """
+    if text.isprintable():
+        return text
     return "".join(
         c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text
     )

@@ -59,6 +59,8 @@ def _show(session: Session, terminal: Terminal) -> None:
         terminal.line(line)
     for tie in planned.same_width:
         terminal.line(f"equally wide: {', '.join(tie)}")
+    for line in inner_lines(planned, None if terminal.verbose else wording.MOST_LISTED):
+        terminal.line(line)
     for name in planned.kept:
         terminal.line(f"kept from {session.clients[0].name}: {name}")
 
@@ -108,6 +110,18 @@ def pinned_lines(plan: Plan, most: int | None) -> Iterator[str]:
         else:
             shown = ", ".join(names)
         yield f"pinned ({reason}{_op_of(reason)}): {shown}"
+
+
+def inner_lines(plan: Plan, most: int | None) -> Iterator[str]:
+    """Yield which groups have another order in every unit of another, or how many if many."""
+    inner: dict[str, list[str]] = {}
+    for group, outer in plan.inside.items():
+        inner.setdefault(outer, []).append(group)
+    if most is not None and len(inner) > most:
+        yield f"in another order in every head: {len(plan.inside)} groups (-v lists them)"
+        return
+    for outer, groups in inner.items():
+        yield f"in another order in each of {outer}: {', '.join(groups)}"
 
 
 def _op_of(reason: str) -> str:

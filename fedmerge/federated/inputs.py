@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -47,7 +48,7 @@ from fedmerge.user_code import (
     seeded,
     state_of,
 )
-from fedmerge.values.arrays import Array
+from fedmerge.values.arrays import Array, IntArray
 from fedmerge.values.plans import Assignment, Plan
 
 SHARD_SUFFIXES = (".npz", ".pt", ".pth", ".safetensors")
@@ -220,8 +221,10 @@ def _continued(path: Path, options: RetrainOptions) -> Start:
     widths = {entry.name: entry.width for entry in record.groups}
     clients = []
     for source in record.sources:
-        units = record.assignments[source.name]
-        placement = {group: Assignment(indices, widths[group]) for group, indices in units.items()}
+        placement = {
+            group: Assignment(_in_one_order(indices), widths[group])
+            for group, indices in record.assignments[source.name].items()
+        }
         own = {**arrays, **local_arrays(arrays, record.plan, placement)}
         clients.append(_in_memory(merged, own, source.name))
     return Start(
@@ -231,6 +234,11 @@ def _continued(path: Path, options: RetrainOptions) -> Start:
         plan=record.plan,
         continued=merged.sha256(),
     )
+
+
+def _in_one_order(indices: IntArray) -> IntArray:
+    """Return an assignment; units with own orders in every head take the global one in all."""
+    return np.sort(indices, axis=1) if indices.ndim > 1 else indices
 
 
 def _in_memory(merged: Checkpoint, arrays: Mapping[str, Any], name: str) -> Checkpoint:

@@ -19,6 +19,7 @@ from fedmerge.values.option_fields import (
     one_of,
     option,
     positive,
+    seed_rule,
     whole,
     words_in,
 )
@@ -320,7 +321,7 @@ _PARTITION_RULES: Mapping[str, Rule] = {
     "clients": (whole(2), "a whole number from 2"),
     "dirichlet": (positive, "a positive number"),
     "min_samples": from_one(),
-    "seed": (whole(0), "a whole number from 0"),
+    "seed": seed_rule(),
 }
 
 

@@ -34,6 +34,7 @@ from fedmerge.merging.session import Session, prepare
 from fedmerge.training import EVALUATION_KEYS, Shard, array_dtypes, read_shard, tied_names
 from fedmerge.training.shards import EVALUATION
 from fedmerge.user_code import parameters_of
+from fedmerge.values.nesting import with_inside
 from fedmerge.values.plans import Plan
 
 
@@ -82,6 +83,8 @@ def prepare_run(
     algorithm = METHODS[options.method]
     matching = replace(options.matching, method=algorithm.merge)
     session = prepare(start.clients, matching, plan=plan or start.plan, model=model, device=device)
+    # Rounds place one group after the other, in every client: units inside heads all alike.
+    session = replace(session, plan=with_inside(session.plan, {}))
     if plan is not None or start.plan is None:  # else they tell how the merged file was planned
         notes = [*notes, *session.plan.notes]
     model_names_of = _names(session, model)

@@ -14,6 +14,7 @@ from .features import (
     add_mapped as add_mapped,
     gather_units as gather_units,
 )
+from .inner_units import match_inside as match_inside
 from .scores import (
     HOMELESS as HOMELESS,
     ClientUnits as ClientUnits,

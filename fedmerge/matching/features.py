@@ -152,23 +152,40 @@ def unit_blocks(
     """Yield part of a tensor's first axis as (units, positions, values) if it has the group.
 
     Positions are those of units inside the group's (or around them, not placed yet), whose order
-    means nothing; they come with the names of these groups, none if there is one position.
+    means nothing; they come with the names of these groups, none if there is one position. Units
+    that have own orders in the units around them are (outer units × units), as the client has them.
     """
-    place = term.units(group)
+    place, around = term.units(group), term.around(group)
     if place is None:
         return
     part = along[term.positions]
     unordered: dict[int, str] = {}
-    for k, factor in enumerate(term.factors):
-        if k == place or not isinstance(factor, Units):
+    for k in reversed(range(len(term.factors))):  # those inside others before these are moved
+        factor = term.factors[k]
+        if k in (place, around) or not isinstance(factor, Units):
             continue
         if k > place or factor.group not in placed:
             unordered[k] = factor.group
         else:
-            part = place_axis(part, k, factor, {factor.group: placed[factor.group]})
-    part = np.moveaxis(part, (place, *unordered), range(1 + len(unordered)))
-    positions = math.prod(part.shape[1 : 1 + len(unordered)])
-    yield tuple(unordered.values()), part.reshape(len(part), positions, -1)
+            part = _place_factor(part, k, term.around(factor.group), placed[factor.group])
+    leading = [place] if around is None else [around, place]
+    last = dict(sorted(unordered.items()))
+    part = np.moveaxis(part, (*leading, *last), range(len(leading) + len(last)))
+    units = math.prod(part.shape[: len(leading)])
+    positions = math.prod(part.shape[len(leading) : len(leading) + len(last)])
+    yield tuple(last.values()), part.reshape(units, positions, -1)
+
+
+def _place_factor(
+    part: FloatArray, axis: int, around: int | None, placed: Assignment
+) -> FloatArray:
+    """Return part of a tensor with one factor of an axis in the global layout."""
+    if placed.indices.ndim == 1 or around is None:
+        return take_mapped(part, axis, placed.indices, placed.width)
+    rows = zip(np.moveaxis(part, around, 0), placed.indices, strict=True)
+    inner = axis - (around < axis)
+    moved = [take_mapped(row, inner, indices, placed.width) for row, indices in rows]
+    return np.stack(moved, axis=around)
 
 
 def compared(blocks: Mapping[Block, Sequence[FloatArray]]) -> Iterator[FloatArray]:
@@ -246,8 +263,11 @@ def gather_units(
     global layout as far as `placed` says; `outgoing` adds the weights that read the units, and
     where the group itself is placed, its recurrent weights around that placement. What can't be
     placed yet breaks `ties`, if they are to be broken. Of units that hold other units (heads) what
-    no order of the inner ones changes is compared. `widths` are the client's own.
+    no order of the inner ones changes is compared. Of units with own orders in others there is a
+    row for every one in each of these. `widths` are the client's own.
     """
+    outer = plan.inside.get(group)
+    rows = widths[group] * (1 if outer is None else widths[outer])
     blocks: dict[Block, list[FloatArray]] = {}
     tie_columns: list[FloatArray] = []
     entries = 0
@@ -265,11 +285,11 @@ def gather_units(
                 for block, part in unit_blocks(along, term, group, placed):
                     blocks.setdefault(block, []).append(part)
         elif ties is not None:
-            rows = _unit_rows(client.read(name), tensor.axes[axis], axis, group, widths)
-            tie_columns.append(ties.scale * _invariants(rows, ties.count))
+            read = _unit_rows(client.read(name), tensor.axes[axis], axis, group, widths)
+            tie_columns.append(ties.scale * _invariants(read, ties.count))
     return GatheredUnits(
-        weights=_side_by_side([*compared(blocks)], widths[group]),
-        ties=_side_by_side(tie_columns, widths[group]),
+        weights=_side_by_side([*compared(blocks)], rows),
+        ties=_side_by_side(tie_columns, rows),
         entries=entries,
     )
 

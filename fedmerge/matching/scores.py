@@ -215,14 +215,21 @@ class GroupMatching:
     scatter: float  # sum of |w - mean of its global unit|² over sum of |w|², without tie-breakers
     similarities: tuple[Float64Array, ...] = ()  # (units,) cosine with the fellow owners' mean
     threshold: float | None = None  # the cosine above which units pair up, if one was set
+    outer: tuple[Assignment, ...] = ()  # of the units around these, where they have own orders
+
+    @property
+    def numbers(self) -> list[IntArray]:
+        """Every client's global units (units,), counted over all outer ones."""
+        outer = self.outer or (None,) * len(self.assignments)
+        return [own.numbers(each) for own, each in zip(self.assignments, outer, strict=True)]
 
     @property
     def match_rate(self) -> float:
         """Share of the clients' units whose global unit has at least two members."""
-        homes = np.concatenate([a.indices for a in self.assignments])
+        homes = np.concatenate(self.numbers)
         if not len(homes):
             return 0.0
-        members = np.bincount(homes, minlength=self.width)
+        members = np.bincount(homes)
         return float(np.mean(members[homes] >= 2))
 
 

@@ -16,6 +16,7 @@ from fedmerge.matching import (
     TooWide,
     UnitFeatures,
     keep_apart,
+    match_inside,
     match_units,
     prior_at_threshold,
 )
@@ -38,6 +39,7 @@ HOPELESS = 2
 LIMIT_BITS = 30  # halvings of the range of limits, beyond any width's resolution
 
 
+_Match: TypeAlias = Callable[[Sequence[UnitFeatures]], GroupMatching]
 Responses: TypeAlias = Mapping[str, FloatArray]  # group → (units, columns), of length 1 about 0
 
 
@@ -94,7 +96,7 @@ def in_place(matchings: Mapping[str, GroupMatching]) -> float | None:
     """
     pairs = same = 0
     for matching in matchings.values():
-        first, *others = (assignment.indices.tolist() for assignment in matching.assignments)
+        first, *others = (numbers.tolist() for numbers in matching.numbers)
         places = {unit: place for place, unit in enumerate(first)}
         found = [[places.get(unit) for unit in units] for units in others]
         pairs += sum(place is not None for own in found for place in own)
@@ -263,23 +265,36 @@ def match_group(
     `TooWide` is raised as soon as the width is hopeless.
     """
     group = session.plan.groups[number].name
-    if session.dials.threshold == 1 and limit is None:
+    outer = session.plan.inside.get(group)
+    if session.dials.threshold == 1 and limit is None and outer is None:
         return keep_apart([own[group] for own in session.client_widths])
     gather = partial(_gather, session, group, matchings, compared=compared, outgoing=outgoing)
     features, entries = gather(ties=None)
     if any(client.twins.any() for client in features):
         del features  # before they are gathered once more
         features, entries = gather(ties=TieBreaker(scale=session.options.tie_breaker))
-    found = match_units(
-        features,
-        _prior(session.dials, features, entries),
-        search_options(session),
-        max_width=limit,
-        rng=np.random.default_rng([session.options.seed, number]),
-        progress=progress,
-        is_hopeless=is_hopeless,
+    if session.dials.threshold == 1 and limit is None:
+        match: _Match = _kept_apart
+    else:
+        match = partial(
+            match_units,
+            prior=_prior(session.dials, features, entries),
+            options=search_options(session),
+            max_width=limit,
+            rng=np.random.default_rng([session.options.seed, number]),
+            progress=progress,
+            is_hopeless=is_hopeless,
+        )
+    found = (
+        match(features)
+        if outer is None
+        else match_inside(features, matchings[outer].assignments, match)
     )
     return replace(found, threshold=session.dials.threshold)
+
+
+def _kept_apart(units: Sequence[UnitFeatures]) -> GroupMatching:
+    return keep_apart([own.count for own in units])
 
 
 def _gather(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from itertools import chain
 from pathlib import Path
@@ -26,7 +26,7 @@ from fedmerge.merging.record_schema import (
     SourceEntry,
 )
 from fedmerge.values.arrays import IntArray
-from fedmerge.values.plans import Plan
+from fedmerge.values.plans import Assignment, Plan
 
 REPLAYED = frozenset(option.name for option in fields(RecordedOptions))
 REPLAYED_ROUNDS = frozenset(option.name for option in fields(RecordedRounds))
@@ -124,13 +124,24 @@ class MergeRecord:
     groups: tuple[GroupEntry, ...]
     parameters: int
     growth: float
-    assignments: Mapping[str, Mapping[str, IntArray]]  # client → group → (units,)
+    # client → group → (units,), or (outer units, units) of a group inside another one
+    assignments: Mapping[str, Mapping[str, IntArray]]
     tensors: Mapping[str, str]  # written name → SHA-256
     is_trained: bool  # in rounds: its tensors don't follow from the sources alone
     fitted: frozenset[str]  # tensors that don't either: they depend on the probes
     probes: ProbesEntry | None = None
     is_program: bool = False  # clients as branches: no widths, no assignments
     rounds: RecordedRounds | None = None  # the options of a run in rounds
+
+    def numbers(self, client: str, group: str) -> IntArray:
+        """Return the global units (units,) of a client's units, counted over all outer ones."""
+        widths = {entry.name: entry.width for entry in self.groups}
+        placed = {
+            name: Assignment(self.assignments[client][name], widths[name])
+            for name in (group, self.plan.inside.get(group))
+            if name is not None
+        }
+        return placed[group].numbers(placed.get(self.plan.inside.get(group, "")))
 
 
 def record_from_json(value: Any, *, source: str) -> MergeRecord:
@@ -160,7 +171,7 @@ def record_from_json(value: Any, *, source: str) -> MergeRecord:
         parameters=file.parameters,
         growth=file.growth,
         assignments={
-            client: {group: np.array(units, dtype=np.int64) for group, units in groups.items()}
+            client: {group: _places(group, units, damaged) for group, units in groups.items()}
             for client, groups in file.assignments.items()
         },
         tensors=file.tensors,
@@ -170,6 +181,15 @@ def record_from_json(value: Any, *, source: str) -> MergeRecord:
         is_program=file.is_program,
         rounds=None if file.retrain is UNSET else file.retrain.options,
     )
+
+
+def _places(
+    group: str, units: Sequence[int | Sequence[int]], damaged: Callable[[str], CheckpointError]
+) -> IntArray:
+    """Return an assignment (units,) or (outer units, units) of a record."""
+    if len({len(row) if isinstance(row, Sequence) else None for row in units}) > 1:
+        raise damaged(f"the assignment of group '{group}' has rows of different lengths")
+    return np.array(units, dtype=np.int64)
 
 
 def _check_format(value: Mapping[str, Any], source: str) -> None:
@@ -259,21 +279,35 @@ def _group_differences(
     covered = np.empty(0, dtype=np.int64)
     for name, width in zip(names, entry.client_widths, strict=False):
         units = record.assignments[name][entry.name]
-        distinct = np.unique(units)
         where = f"{name}'s assignment of group '{entry.name}'"
-        if len(units) != width:
-            yield f"{where} has {len(units)} units, its recorded width is {width}"
-        if len(distinct) < len(units):
+        yield from _row_differences(record, entry.name, name, where)
+        if units.shape[-1] != width:
+            yield f"{where} has {units.shape[-1]} units, its recorded width is {width}"
+        ordered = np.sort(units, axis=-1)
+        if (ordered[..., 1:] == ordered[..., :-1]).any():
             yield f"{where} gives two units the same global unit"
-        if len(distinct) and not 0 <= distinct[0] <= distinct[-1] < matched:
+        if units.size and not 0 <= units.min() <= units.max() < matched:
             yield f"{where} leaves the range of 0 to {matched - 1}"
-        covered = np.union1d(covered, distinct[distinct >= 0])
+        covered = np.union1d(covered, units[units >= 0])
+    sizes = [record.assignments[name][entry.name].size for name in names]
     if len(entry.client_widths) != len(names):
         yield f"group '{entry.name}' has {len(entry.client_widths)} recorded widths"
-    elif entry.similarities and tuple(map(len, entry.similarities)) != entry.client_widths:
+    elif entry.similarities and [*map(len, entry.similarities)] != sizes:
         yield f"group '{entry.name}' has similarities of other units than its clients'"
     missing = int(np.argmax(np.append(covered, -1) != np.arange(len(covered) + 1)))
     if missing < matched:
         yield f"global unit {missing} of group '{entry.name}' belongs to no client"
+    if matched > sum(record.assignments[name][entry.name].shape[-1] for name in names):
+        yield f"group '{entry.name}' is wider than all clients together"
     if entry.width > max(widest, matched):
         yield f"group '{entry.name}' is padded to {entry.width} units, no group has so many"
+
+
+def _row_differences(record: MergeRecord, group: str, name: str, where: str) -> Iterator[str]:
+    """Check that an assignment has one row for every outer unit, or one for all."""
+    units, outer = record.assignments[name][group], record.plan.inside.get(group)
+    if units.ndim == 1:
+        return
+    expected = "one for all" if outer is None else len(record.assignments[name][outer])
+    if len(units) != expected:
+        yield f"{where} has {len(units)} rows, expected {expected}"

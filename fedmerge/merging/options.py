@@ -19,6 +19,7 @@ from fedmerge.values.option_fields import (
     one_of,
     option,
     positive,
+    seed_rule,
     whole,
     words_in,
 )
@@ -369,7 +370,7 @@ _RULES: Mapping[str, Rule] = {
     "sigma0": (positive, "a positive variance"),
     "sweeps": _REPEATED,
     "refine": _REPEATED,
-    "seed": (whole(0), "a whole number from 0"),
+    "seed": seed_rule(),
     "solver": one_of(*get_args(Solver)),
     "tie_breaker": (number(0, 1), "a number from 0 to 1"),
     "client_weight": (

@@ -240,7 +240,8 @@ class RecordFile:
     parameters: Count
     growth: Annotated[float, Meta(gt=0, le=1e100)]
     groups: tuple[GroupEntry, ...]
-    assignments: Mapping[str, Mapping[str, Sequence[Place]]]  # client → group → global units
+    # client → group → global units; of a group inside another one, a list for each outer unit
+    assignments: Mapping[str, Mapping[str, Sequence[Place | Sequence[Place]]]]
     tensors: Mapping[str, Digest]  # by the written names
     warnings: tuple[str, ...]
     width_limit: Number | None = None

@@ -398,7 +398,7 @@ def _source(client: Checkpoint) -> SourceEntry:
 def _entry(name: str, matching: GroupMatching, width: int) -> GroupEntry:
     return GroupEntry(
         name=name,
-        client_widths=tuple(len(a.indices) for a in matching.assignments),
+        client_widths=tuple(a.units for a in matching.assignments),
         width=width,
         padding=width - matching.width,
         match_rate=matching.match_rate,

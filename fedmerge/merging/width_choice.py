@@ -28,11 +28,17 @@ Size: TypeAlias = Callable[[Mapping[str, int]], int]
 
 
 def loss_curves(session: Session, responses: Sequence[Responses]) -> dict[str, Curve]:
-    """Return the curve of every group that can grow and whose responses are known."""
+    """Return the curve of every group that can grow and whose responses are known.
+
+    Units inside others are as wide in all of these, so nothing is gained where one of them needs
+    more: they stay as wide as they are.
+    """
     return {
         group.name: loss_curve(session, [client[group.name] for client in responses], group.name)
         for group in session.plan.groups
-        if group.can_grow and all(group.name in client for client in responses)
+        if group.can_grow
+        and group.name not in session.plan.inside
+        and all(group.name in client for client in responses)
     }
 
 

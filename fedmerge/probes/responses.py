@@ -77,25 +77,28 @@ def _columns(values: Tensor, layout: Layout, group: str, widths: Widths) -> Tens
     """Return the columns (units, rows × places) of a group's units in values (rows, axis).
 
     Where units stand beside another group's, as heads around their units do, their mean and mean
-    square over these count: the other units' order is every client's own.
+    square over these count: the other units' order is every client's own. Of units that have own
+    orders in the units around them every one counts by itself (outer units × units, …).
     """
     found = []
     for term in terms(layout, widths):
-        place = term.units(group)
+        place, around = term.units(group), term.around(group)
         if place is None:
             continue
         own = values[:, torch.from_numpy(term.positions).to(values.device)]  # (rows, factors…)
-        others = _others(term.factors, group)
+        leading = [place] if around is None else [around, place]
+        others = _others(term.factors, leading)
         if others:
             parts = (own.mean(others, keepdim=True), own.square().mean(others, keepdim=True))
             own = torch.stack(parts, dim=-1)
-        found.append(own.movedim(1 + place, 0).flatten(1))
+        own = own.movedim([1 + k for k in leading], [*range(len(leading))])
+        found.append(own.flatten(len(leading)).flatten(0, len(leading) - 1))
     return torch.cat(found, dim=1)
 
 
-def _others(factors: Sequence[Units | Pinned], group: str) -> tuple[int, ...]:
-    """Return the axes of (rows, factors…) that are units of other groups."""
-    others = [isinstance(factor, Units) and factor.group != group for factor in factors]
+def _others(factors: Sequence[Units | Pinned], leading: Sequence[int]) -> tuple[int, ...]:
+    """Return the axes of (rows, factors…) that are units of other groups than the leading ones."""
+    others = [isinstance(factor, Units) and k not in leading for k, factor in enumerate(factors)]
     return tuple(1 + k for k, is_other in enumerate(others) if is_other)
 
 

@@ -82,6 +82,7 @@ class GroupView:
     similarities: tuple[float, ...] = ()  # of all units that share their global unit
     matches: tuple[Match, ...] = ()  # from the best to the worst
     unknown: str = ""  # why the similarities are not known
+    inside: str = ""  # the group in whose every unit it has so many; units are counted over all
 
 
 @dataclass(frozen=True)

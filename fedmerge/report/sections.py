@@ -151,9 +151,8 @@ def group_views(record: MergeRecord) -> tuple[GroupView, ...]:
 
 def _view(record: MergeRecord, entry: GroupEntry) -> GroupView:
     clients = [source.name for source in record.sources]
-    counts = np.zeros(entry.width, dtype=np.int64)
-    for client in clients:
-        counts[record.assignments[client][entry.name]] += 1
+    homes = np.concatenate([record.numbers(client, entry.name) for client in clients])
+    counts = np.bincount(homes, minlength=entry.width)
     known = [c for own in entry.similarities for c in own if c is not None]
     matches = sorted(_matches(record, entry), key=lambda match: -match.similarity)
     return GroupView(
@@ -168,6 +167,7 @@ def _view(record: MergeRecord, entry: GroupEntry) -> GroupView:
         similarities=tuple(known),
         matches=tuple(matches),
         unknown="" if known else _why_unknown(record, entry),
+        inside=record.plan.inside.get(entry.name, ""),
     )
 
 
@@ -175,7 +175,7 @@ def _matches(record: MergeRecord, entry: GroupEntry) -> Iterator[Match]:
     """Yield every global unit whose owners were compared."""
     owners: dict[int, list[tuple[str, int, float]]] = {}
     for source, own in zip(record.sources, entry.similarities, strict=False):
-        units = record.assignments[source.name][entry.name].tolist()
+        units = record.numbers(source.name, entry.name).tolist()
         for number, (unit, cosine) in enumerate(zip(units, own, strict=True)):
             if cosine is not None:
                 owners.setdefault(unit, []).append((source.name, number, cosine))

@@ -5,6 +5,7 @@ from .arrays import (
     IntArray as IntArray,
 )
 from .clients import Client as Client, Program as Program, TensorInfo as TensorInfo
+from .nesting import possible_outers as possible_outers, with_inside as with_inside
 from .plans import (
     OUTPUT as OUTPUT,
     Assignment as Assignment,
@@ -20,6 +21,7 @@ from .plans import (
     axis_size as axis_size,
     groups_in as groups_in,
     index_map as index_map,
+    inner_groups as inner_groups,
     outer_groups as outer_groups,
     plain_products as plain_products,
     replace_groups as replace_groups,

@@ -72,8 +72,9 @@ class ClientView:
 
 def name_difference(found: Collection[str], expected: Collection[str]) -> str | None:
     """Return how two sets of tensor names differ, in words, or None."""
-    missing = [name for name in expected if name not in found]
-    unknown = [name for name in found if name not in expected]
+    there, asked = set(found), set(expected)
+    missing = [name for name in expected if name not in there]
+    unknown = [name for name in found if name not in asked]
     parts = [f"has no tensor '{missing[0]}'"] if missing else []
     parts += [f"has an extra tensor '{unknown[0]}'"] if unknown else []
     return " and ".join(parts) or None

@@ -27,6 +27,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 Options = TypeVar("Options")
 
 _LEAST_LIKENESS = 0.6  # of a wrong name and the option that it may stand for
+MOST_SEED = 2**63 - 1
 LARGEST = 1e100  # of any number: sums and squares of such numbers stay finite
 
 
@@ -129,6 +130,11 @@ def whole(low: int, high: float = LARGEST) -> Check:
 def from_one() -> Rule:
     """Return the rule that a value is a whole number from 1."""
     return whole(1), "a whole number from 1"
+
+
+def seed_rule() -> Rule:
+    """Return the rule that a value is a seed, which torch takes in 63 bits."""
+    return whole(0, MOST_SEED), f"a whole number from 0 to {MOST_SEED:,}"
 
 
 def one_of(*choices: str) -> Rule:

@@ -16,6 +16,7 @@ import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, reduce
+from types import MappingProxyType
 from typing import Literal, TypeAlias
 
 import numpy as np
@@ -25,9 +26,14 @@ from fedmerge.values.arrays import IntArray
 
 @dataclass(frozen=True)
 class Units:
-    """One position per unit of a group."""
+    """One position per unit of a group.
+
+    Inside another group, further out in the same product, every unit of that one has an order of
+    its own: the units of every attention head.
+    """
 
     group: str
+    inside: str | None = None
 
 
 @dataclass(frozen=True)
@@ -67,10 +73,17 @@ def groups_in(layout: Layout) -> Iterator[str]:
 
 
 def replace_groups(layout: Layout, replace: Callable[[str], Layout]) -> Layout:
-    """Return the layout with every group's place taken by `replace(group)`."""
+    """Return the layout with every group's place taken by `replace(group)`.
+
+    Units inside a group that is no group any more have one order.
+    """
     match layout:
-        case Units(group):
-            return replace(group)
+        case Units(group, inside):
+            new = replace(group)
+            if inside is None or not isinstance(new, Units):
+                return new
+            outer = replace(inside)
+            return Units(new.group, outer.group if isinstance(outer, Units) else None)
         case Product(factors):
             return Product(tuple(replace_groups(factor, replace) for factor in factors))
         case Concat(parts):
@@ -91,25 +104,70 @@ def axis_size(layout: Layout, widths: Widths) -> int:
             return sum(axis_size(part, widths) for part in parts)
 
 
-def index_map(layout: Layout, targets: Mapping[str, IntArray], widths: Widths) -> IntArray:
+def index_map(
+    layout: Layout,
+    targets: Mapping[str, IntArray],
+    widths: Widths,
+    *,
+    within: Mapping[str, int] = MappingProxyType({}),
+) -> IntArray:
     """Return the new position (axis size,) of every old position along an axis.
 
     `targets[group]` (units,) is each old unit's new unit, `widths` the new widths; new positions
-    that nothing maps to are the padding.
+    that nothing maps to are the padding. Of a group inside another one, targets may be (outer
+    units, units); `within` says of which outer units the layout is.
     """
     match layout:
-        case Units(group):
-            return targets[group]
+        case Units(group, inside):
+            own = targets[group]
+            return own if own.ndim == 1 or inside is None else own[within[inside]]
         case Pinned(size):
             return np.arange(size)
         case Product(factors):
-            maps = [index_map(factor, targets, widths) for factor in factors]
-            sizes = [axis_size(factor, widths) for factor in factors]
-            return _outer(maps, sizes)
+            return _product_map([*_flat(factors)], targets, widths, within)
         case Concat(parts):
-            maps = [index_map(part, targets, widths) for part in parts]
+            maps = [index_map(part, targets, widths, within=within) for part in parts]
             starts = _starts([axis_size(part, widths) for part in parts])
             return np.concatenate([m + start for m, start in zip(maps, starts, strict=True)])
+
+
+def _flat(factors: Iterable[Layout]) -> Iterator[Layout]:
+    """Yield the factors of a product of products."""
+    for factor in factors:
+        yield from _flat(factor.factors) if isinstance(factor, Product) else (factor,)
+
+
+def _product_map(
+    factors: Sequence[Layout],
+    targets: Mapping[str, IntArray],
+    widths: Widths,
+    within: Mapping[str, int],
+) -> IntArray:
+    """Return the map of a row-major product, in which units may hold others in own orders."""
+    first, *others = factors
+    own = index_map(first, targets, widths, within=within)
+    if not others:
+        return own
+    starts = own * axis_size(Product(tuple(others)), widths)
+    orders = {group: targets[group].ndim for factor in others for group in inner_groups(factor)}
+    if not isinstance(first, Units) or set(orders.values()) <= {1}:
+        rest = _product_map(others, targets, widths, within)
+        return np.add.outer(starts, rest).reshape(-1)
+    rows = (
+        start + _product_map(others, targets, widths, {**within, first.group: unit})
+        for unit, start in enumerate(starts.tolist())
+    )
+    return np.concatenate([np.zeros(0, dtype=np.int64), *rows])
+
+
+def inner_groups(layout: Layout) -> dict[str, str]:
+    """Return the groups of a layout that stand inside others, and these."""
+    match layout:
+        case Units(group, str(inside)):
+            return {group: inside}
+        case Product(children) | Concat(children):
+            return {k: v for child in children for k, v in inner_groups(child).items()}
+    return {}
 
 
 @dataclass(frozen=True)
@@ -121,9 +179,19 @@ class Term:
 
     def units(self, group: str) -> int | None:
         """Return which of the factors are the units of a group, if any."""
-        found = [k for k, factor in enumerate(self.factors) if factor == Units(group)]
+        found = [k for k, factor in enumerate(self.factors) if _is_of(factor, group)]
         assert len(found) < 2, "a group may stand in one factor of a product only"
         return found[0] if found else None
+
+    def around(self, group: str) -> int | None:
+        """Return which of the factors are the units that the group's stand inside, if any."""
+        place = self.units(group)
+        inside = None if place is None else getattr(self.factors[place], "inside", None)
+        return None if inside is None else self.units(inside)
+
+
+def _is_of(factor: Units | Pinned, group: str) -> bool:
+    return isinstance(factor, Units) and factor.group == group
 
 
 def terms(layout: Layout, widths: Widths) -> Iterator[Term]:
@@ -173,22 +241,19 @@ def outer_groups(layout: Layout) -> Iterator[str]:
 
 
 def unit_positions(layout: Layout, group: str, widths: Widths) -> IntArray:
-    """Return the positions (units, positions per unit) of each unit of a group along an axis."""
-    found = [np.empty((widths[group], 0), dtype=np.int64)]
+    """Return the positions (units, positions per unit) of each unit of a group along an axis.
+
+    Of a group inside another one, a row is a unit of an outer unit: (outer units × units, …).
+    """
+    rows = widths[group] * (widths[inside] if (inside := inner_groups(layout).get(group)) else 1)
+    found = [np.empty((rows, 0), dtype=np.int64)]
     for term in terms(layout, widths):
-        place = term.units(group)
+        place, around = term.units(group), term.around(group)
         if place is not None:
-            rows = np.moveaxis(term.positions, place, 0)
-            found.append(rows.reshape(widths[group], -1))
+            leading = [place] if around is None else [around, place]
+            own = np.moveaxis(term.positions, leading, range(len(leading)))
+            found.append(own.reshape(rows, -1))
     return np.concatenate(found, axis=1)
-
-
-def _outer(maps: Sequence[IntArray], sizes: Sequence[int]) -> IntArray:
-    """Combine the factors' maps into the map of their row-major product."""
-    combined = np.zeros(1, dtype=np.int64)
-    for positions, size in zip(maps, sizes, strict=True):
-        combined = (combined[:, None] * size + positions[None, :]).reshape(-1)
-    return combined
 
 
 def _starts(sizes: Sequence[int]) -> list[int]:
@@ -197,15 +262,31 @@ def _starts(sizes: Sequence[int]) -> list[int]:
 
 @dataclass(frozen=True)
 class Assignment:
-    """Injective map from one client's units of one group to global units."""
+    """Injective map from one client's units of one group to global units.
 
-    indices: IntArray  # (units,), the global unit of each client unit
-    width: int  # global units of the group
+    Of a group inside another one there may be a map for every outer unit of the client, to the
+    units of the global outer unit that this one became.
+    """
+
+    indices: IntArray  # (units,) or (outer units, units), the global unit of each client unit
+    width: int  # global units of the group; of every outer unit
 
     def __post_init__(self) -> None:
-        assert self.indices.ndim == 1
-        assert len(set(self.indices.tolist())) == len(self.indices), "not injective"
-        assert len(self.indices) == 0 or 0 <= self.indices.min() <= self.indices.max() < self.width
+        assert self.indices.ndim in (1, 2)
+        for row in np.atleast_2d(self.indices):
+            assert len(set(row.tolist())) == len(row), "not injective"
+            assert len(row) == 0 or 0 <= row.min() <= row.max() < self.width
+
+    @property
+    def units(self) -> int:
+        """How many units the client has; of every outer unit."""
+        return int(self.indices.shape[-1])
+
+    def numbers(self, outer: Assignment | None = None) -> IntArray:
+        """Return the numbers (units,) of global units, counted over all outer ones."""
+        if outer is None or self.indices.ndim == 1:
+            return self.indices.reshape(-1)
+        return (outer.indices[:, None] * self.width + self.indices).reshape(-1)
 
 
 Role: TypeAlias = Literal["weight", "recurrent", "pointwise"]
@@ -286,6 +367,12 @@ class Plan:
     def group(self, name: str) -> Group:
         """Return the group of that name."""
         return next(group for group in self.groups if group.name == name)
+
+    @cached_property
+    def inside(self) -> Mapping[str, str]:
+        """The groups whose units have an order of their own in every unit of another, and these."""
+        layouts = (axis for tensor in self.tensors.values() for axis in tensor.axes)
+        return {group: outer for axis in layouts for group, outer in inner_groups(axis).items()}
 
     def axes_of(self, group: str) -> Iterator[tuple[str, int]]:
         """Yield every (tensor, axis) that carries the group."""

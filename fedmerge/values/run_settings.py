@@ -14,6 +14,7 @@ from fedmerge.values.option_fields import (
     one_of,
     option,
     positive,
+    seed_rule,
     whole,
 )
 
@@ -105,7 +106,7 @@ _RULES: Mapping[str, Rule] = {
     "batch_size": from_one(),
     "proximal": (number(0, LARGEST), "a number from 0"),
     "clip_norm": (_positive, "a positive number"),
-    "seed": (whole(0), "a whole number from 0"),
+    "seed": seed_rule(),
     "partial_weight_decay": (number(0, LARGEST), "a number from 0"),
     "last_rate_factor": (_positive, "a positive number"),
     "last_epochs_factor": from_one(),

@@ -19,6 +19,7 @@ from tests.attacks import (
     pickles,
     places,
     programs,
+    repeated_work,
     safetensors,
     scripts,
     texts,
@@ -34,6 +35,7 @@ KINDS = (
     pickles,
     places,
     programs,
+    repeated_work,
     safetensors,
     scripts,
     texts,
@@ -79,6 +81,9 @@ COSTLY = {
     "tensors_that_could_be_averages",
     "a_graph_within_graphs",
     "--config of very many names",
+    "as_many_names_of_the_greatest_length",
+    "clients_of_very_many_single_numbers",
+    "weights_that_are_one_archive_with_a_large_directory",
 }
 
 

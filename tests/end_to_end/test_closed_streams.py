@@ -141,3 +141,47 @@ def test_a_work_dir_that_cannot_be_written_is_one_line_and_code_2(tmp_path: Path
     assert done.code == 2
     assert "work: cannot be written (Not a directory)" in error_lines(done.err)[0]
     assert sorted(tmp_path.rglob("*")) == before
+
+
+_PRINTING = """
+import os, sys
+from fedmerge.cli.exit_codes import printed
+from fedmerge.process import guard_messages, guard_results
+
+guard_results()
+guard_messages()
+
+
+def command():
+    print("first")
+    {closing}
+    print("second")
+    print("message", file=sys.stderr)
+    return 0
+
+
+sys.exit(printed(command))
+"""
+
+
+@pytest.mark.parametrize(
+    ("closing", "expected"),
+    [
+        ("pass", Outcome(0, "first\nsecond\n", "message\n")),
+        ("sys.stdout.close()", Outcome(0, "first\nsecond\n", "message\n")),
+        ("sys.stderr.close()", Outcome(0, "first\nsecond\n", "message\n")),
+        ("os.close(2)", Outcome(0, "first\nsecond\n", "")),
+        (
+            "os.close(1)",
+            Outcome(1, "", "message\nerror: the output can't be printed: Bad file descriptor\n"),
+        ),
+    ],
+)
+def test_streams_that_code_closes_meanwhile(closing: str, expected: Outcome) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", _PRINTING.format(closing=closing)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert Outcome(done.returncode, done.stdout, done.stderr) == expected

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from fedmerge.architecture import resize_module, solve_widths
-from fedmerge.architecture.from_code import permuted, plan_model
+from fedmerge.architecture.from_code import permuted, plan_model, random_moves
 from fedmerge.checkpoint import open_checkpoint
 from fedmerge.cli import run
 from tests.model_zoo import ZOO, Model
@@ -78,8 +78,9 @@ def copies(module: nn.Module, model: Model, folder: Path, count: int) -> list[st
     widths = solve_widths(plan, shapes, source=str(folder))
     files = []
     for number in range(count):
-        rng = np.random.default_rng(number)
-        moves = {g: rng.permutation(w) if number else np.arange(w) for g, w in widths.items()}
+        moves = random_moves(plan, widths, np.random.default_rng(number))
+        if not number:
+            moves = {group: np.arange(width) for group, width in widths.items()}
         files.append(str(folder / f"client-{number}.pt"))
         torch.save(permuted(module, plan, moves, widths).state_dict(), files[-1])
     return files

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 import fedmerge
 from fedmerge.architecture import solve_widths
-from fedmerge.architecture.from_code import permuted, plan_model
+from fedmerge.architecture.from_code import permuted, plan_model, random_moves
 from fedmerge.cli import run
 from tests.end_to_end.helpers import PATIENCE, process
 
@@ -74,7 +74,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     plan = plan_model(net, (images(),))
     shapes = {name: tuple(tensor.shape) for name, tensor in net.state_dict().items()}
     widths = solve_widths(plan, shapes, source="net")
-    moves = {g: np.random.default_rng(1).permutation(width) for g, width in widths.items()}
+    moves = random_moves(plan, widths, np.random.default_rng(1))
     torch.save(net.state_dict(), folder / "a.pt")
     torch.save(permuted(net, plan, moves, widths).state_dict(), folder / "b.pt")
     return folder

@@ -143,7 +143,7 @@ EDITS: dict[str, tuple[Callable[[Record], object], list[str]]] = {
     ),
     "empty": (_assign("a", "conv1", lambda u: []), ["a's assignment of group 'conv1'"]),
     "too short": (_assign("a", "conv1", lambda u: u[1:]), ["conv1"]),
-    "no whole numbers": (_assign("a", "conv1", lambda u: [0.5, *u[1:]]), ["record", "`int`"]),
+    "no whole numbers": (_assign("a", "conv1", lambda u: [0.5, *u[1:]]), ["record", "`float`"]),
     "client missing": (lambda r: r["assignments"].pop("b"), ["clients"]),
     "group missing": (lambda r: r["assignments"]["b"].pop("fc1"), ["b's", "'fc1'", "missing"]),
     "width": (lambda r: r["groups"][0].update(width=16), ["'conv1'", "16", "15"]),

@@ -202,5 +202,8 @@ def test_one_pattern_and_one_number_are_lists_of_one() -> None:
 def test_long_values_are_called_by_their_types() -> None:
     with pytest.raises(UsageError, match=r"^`dtype` is ndarray, expected float64, float32"):
         fedmerge.MatchOptions(dtype=np.zeros(500))  # type: ignore[arg-type]
-    with pytest.raises(UsageError, match=r"^`seed` is list, expected a whole number from 0$"):
+    with pytest.raises(
+        UsageError,
+        match=r"^`seed` is list, expected a whole number from 0 to 9,223,372,036,854,775,807$",
+    ):
         fedmerge.MatchOptions(seed=[0.123] * 500)  # type: ignore[arg-type]

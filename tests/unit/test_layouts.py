@@ -6,19 +6,25 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedmerge.values import (
+    Assignment,
     Concat,
     Layout,
     Pinned,
+    Plan,
     Product,
+    TensorPlan,
     Units,
     axis_size,
     groups_in,
     index_map,
+    inner_groups,
     outer_groups,
     plain_products,
+    possible_outers,
     replace_groups,
     terms,
     unit_positions,
+    with_inside,
 )
 
 GATES = Product((Pinned(4), Units("h")))
@@ -81,6 +87,81 @@ def test_heads_and_their_units_move_at_once_and_leave_room_for_new_ones() -> Non
     targets = {"h": np.array([2, 0]), "d": np.array([1, 0])}
     assert index_map(HEADS, targets, {"h": 3, "d": 2}).tolist() == [5, 4, 1, 0]
     assert index_map(HEADS, targets, {"h": 3, "d": 4}).tolist() == [9, 8, 1, 0]
+
+
+OWN = Product((Units("h"), Units("d", "h")))
+
+
+def test_units_inside_heads_move_in_the_order_of_their_own_head() -> None:
+    targets = {"h": np.array([2, 0]), "d": np.array([[1, 0], [0, 1]])}
+    assert index_map(OWN, targets, {"h": 3, "d": 2}).tolist() == [5, 4, 0, 1]
+    assert index_map(OWN, targets, {"h": 3, "d": 4}).tolist() == [9, 8, 0, 1]
+    alike = {**targets, "d": np.array([1, 0])}
+    assert index_map(OWN, alike, {"h": 3, "d": 2}).tolist() == [5, 4, 1, 0]
+    stacked = Product((Units("h"), Concat((Units("d", "h"), Pinned(1), Units("d", "h")))))
+    assert index_map(stacked, targets, {"h": 3, "d": 2}).tolist() == [
+        11,
+        10,
+        12,
+        14,
+        13,
+        0,
+        1,
+        2,
+        3,
+        4,
+    ]
+
+
+def test_two_groups_inside_one_move_by_its_units_each() -> None:
+    layout = Product((Units("k"), Units("q", "k"), Units("v", "k")))
+    orders = np.array([[1, 0], [0, 1]])
+    targets = {"k": np.array([1, 0]), "q": orders, "v": orders[::-1]}
+    widths = {"k": 2, "q": 2, "v": 2}
+    assert index_map(layout, targets, widths).tolist() == [6, 7, 4, 5, 1, 0, 3, 2]
+    nested = Product((Product((Units("k"), Units("q", "k"))), Units("v", "k")))
+    assert index_map(nested, targets, widths).tolist() == [6, 7, 4, 5, 1, 0, 3, 2]
+
+
+def test_a_unit_inside_a_head_has_positions_of_its_own() -> None:
+    layout = Concat((OWN, Pinned(1), OWN))
+    widths = {"h": 2, "d": 3}
+    expected = [[unit, unit + 7] for unit in range(6)]
+    assert unit_positions(layout, "d", widths).tolist() == expected
+    assert unit_positions(layout, "h", widths)[1].tolist() == [3, 4, 5, 10, 11, 12]
+    assert inner_groups(layout) == {"d": "h"}
+
+
+def test_units_inside_what_is_pinned_or_renamed_follow_it() -> None:
+    assert replace_groups(OWN, lambda g: Pinned(2) if g == "h" else Units(g)) == Product(
+        (Pinned(2), Units("d"))
+    )
+    assert replace_groups(OWN, lambda g: Units(g.upper())) == Product((Units("H"), Units("D", "H")))
+
+
+def test_assignments_inside_others_are_numbered_over_all_of_them() -> None:
+    outer = Assignment(np.array([2, 0]), 3)
+    inner = Assignment(np.array([[1, 0], [0, 1]]), 4)
+    assert inner.numbers(outer).tolist() == [9, 8, 0, 1]
+    assert inner.units == 2
+    assert Assignment(np.array([1, 0]), 4).numbers(outer).tolist() == [1, 0]
+    with pytest.raises(AssertionError, match="not injective"):
+        Assignment(np.array([[1, 0], [1, 1]]), 4)
+
+
+def plan_of(*layouts: Layout) -> Plan:
+    return Plan((), {f"w{k}": TensorPlan((layout,)) for k, layout in enumerate(layouts)})
+
+
+def test_a_group_may_be_inside_those_that_stand_before_it_everywhere() -> None:
+    both = Product((Units("k"), Units("q"), Units("d")))
+    found = possible_outers(plan_of(both, Product((Units("k"), Units("d")))))
+    assert found == {"k": (), "q": ("k",), "d": ("k",)}
+    assert possible_outers(plan_of(both, Units("d")))["d"] == ()
+    assert possible_outers(plan_of(both, Product((Units("d"), Units("k")))))["d"] == ()
+    placed = with_inside(plan_of(both), {"d": "k"})
+    assert placed.inside == {"d": "k"}
+    assert with_inside(placed, {}) == plan_of(both)
 
 
 def test_a_product_with_a_concatenation_is_a_sum_of_plain_products() -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import sys
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -242,3 +244,85 @@ def test_torch_says_which_tensors_a_file_may_lack() -> None:
     net = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3))
     assert optional_tensors(net) == {"1.num_batches_tracked"}
     assert optional_tensors(nn.Linear(2, 3)) == set()
+
+
+def changing(change: Callable[[], object]) -> None:
+    with user_code("it changes its process", error=TrainingCodeError):
+        change()
+
+
+def a_shallow_stack() -> None:
+    sys.setrecursionlimit(200)
+
+
+CHANGES: dict[str, tuple[Callable[[], object], Callable[[], object]]] = {
+    "the current folder": (lambda: os.chdir("/"), os.getcwd),
+    "where modules are looked for": (lambda: sys.path.clear(), lambda: list(sys.path)),
+    "how deep calls may be": (a_shallow_stack, sys.getrecursionlimit),
+    "the standard error": (lambda: setattr(sys, "stderr", None), lambda: sys.stderr),
+    "torch's default device": (
+        lambda: torch.set_default_device("meta"),
+        torch.get_default_device,
+    ),
+}
+
+
+@pytest.mark.parametrize("what", CHANGES)
+def test_what_code_changes_about_its_process_is_put_back(
+    what: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    change, look = CHANGES[what]
+    monkeypatch.chdir(tmp_path)
+    before, seen = look(), list[object]()
+
+    def change_and_look() -> None:
+        change()
+        seen.append(look())
+
+    changing(change_and_look)
+    assert look() == before
+    assert seen[0] != before  # negative control: the code saw its own change
+
+
+def test_what_code_adds_to_its_process_stays(tmp_path: Path) -> None:
+    depth = sys.getrecursionlimit()
+    try:
+        changing(lambda: sys.path.append(str(tmp_path)))
+        changing(lambda: sys.setrecursionlimit(depth + 7))
+        assert sys.path[-1] == str(tmp_path)
+        assert sys.getrecursionlimit() == depth + 7
+    finally:
+        sys.path.remove(str(tmp_path))
+        sys.setrecursionlimit(depth)
+
+
+def test_blocks_that_overlap_put_back_what_was_there_before_the_first(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    first, second = (user_code(name, error=TrainingCodeError) for name in ("one", "two"))
+    first.__enter__()
+    os.chdir("/")
+    second.__enter__()
+    first.__exit__(None, None, None)
+    second.__exit__(None, None, None)
+    assert Path.cwd() == tmp_path
+
+
+def test_code_that_ends_the_process_at_once_has_failed() -> None:
+    with pytest.raises(TrainingCodeError, match=r"it changes its process: SystemExit: os._exit\(0"):
+        changing(lambda: os._exit(0))
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs copies of a process")
+def test_a_copy_of_the_process_may_end_at_once() -> None:
+    codes: list[int] = []
+
+    def copy() -> None:
+        child = os.fork()
+        if child == 0:
+            os._exit(7)
+        codes.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+
+    changing(copy)
+    assert codes == [7]

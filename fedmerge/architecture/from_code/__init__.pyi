@@ -37,6 +37,7 @@ from .soundness import (
     permuted as permuted,
     pin_misfits as pin_misfits,
     probe_growth as probe_growth,
+    random_moves as random_moves,
     run as run,
     verify_plan as verify_plan,
 )

@@ -22,9 +22,11 @@ from fedmerge.architecture.from_code.labels import (
     labels_of,
 )
 from fedmerge.architecture.from_code.modules import StatePairs
+from fedmerge.architecture.from_code.own_orders import own_orders
 from fedmerge.architecture.from_code.trace import FoundNorm
 from fedmerge.architecture.from_code.tracing import Walked, walk_model
 from fedmerge.private_torch import StatisticsNormLayer
+from fedmerge.values.nesting import with_inside
 from fedmerge.values.plans import (
     Concat,
     Group,
@@ -223,6 +225,7 @@ def plan_walked(walked: Walked) -> Plan:
         architecture=type(walked.module).__name__,
         notes=(*_notes(walked), *squared, *_ordered_blocks(tensors)),
     )
+    plan = with_inside(plan, own_orders(plan, walked.trace, names))
     return fix_widths(plan, {name: label.size for label, name in names.items()})
 
 

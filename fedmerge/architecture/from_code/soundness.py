@@ -30,7 +30,15 @@ from fedmerge.errors import ArchitectureError, UntoldError, UserCodeError
 from fedmerge.private_torch import leaves, map_tensors
 from fedmerge.tracebacks import message_of
 from fedmerge.values.arrays import IntArray
-from fedmerge.values.plans import Plan, axis_size, groups_in, index_map, outer_groups, pin_groups
+from fedmerge.values.nesting import with_inside
+from fedmerge.values.plans import (
+    Plan,
+    axis_size,
+    groups_in,
+    index_map,
+    outer_groups,
+    pin_groups,
+)
 
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4}  # relative to the largest output
 MOST_DOUBLES = 1 << 25  # numbers of a model that is tried in double precision (256 MB)
@@ -202,9 +210,14 @@ def pin_misfits(
 ) -> Plan:
     """Return a plan that is verified; groups around others (heads) that fail are pinned in it.
 
-    A note names them. Where other groups fail too, the plan is refused.
+    A note names them. Before, units inside others that fail with an order of their own in each get
+    one order for all. Where other groups fail too, the plan is refused.
     """
     guilty = _guilty_groups(model, plan, inputs, rng=rng, state=state)
+    if set(guilty) & plan.inside.keys():
+        own = {group: outer for group, outer in plan.inside.items() if group not in guilty}
+        plan = with_inside(plan, own)
+        guilty = _guilty_groups(model, plan, inputs, rng=rng, state=state)
     if not guilty:
         return plan
     shapes = {name: tuple(t.shape) for name, t in float_tensors(model)[0].items()}
@@ -256,7 +269,7 @@ def _guilty_in(
     module, expected = _telling_model(model, arguments, dtype, state, rng)
     shapes = {name: tuple(t.shape) for name, t in float_tensors(module)[0].items()}
     widths = widths or solve_widths(plan, shapes, source="the model")
-    moves = {group: _moved(width, rng) for group, width in widths.items()}
+    moves = random_moves(plan, widths, rng)
 
     def fails(groups: Mapping[str, IntArray]) -> bool:
         still = {group: np.arange(width) for group, width in widths.items()}
@@ -282,6 +295,20 @@ def permuted(
         with torch.no_grad():
             tensors[name].copy_(values)
     return result
+
+
+def random_moves(
+    plan: Plan, widths: Mapping[str, int], rng: np.random.Generator
+) -> dict[str, IntArray]:
+    """Return a random order of every group's units, another one in every unit around them."""
+
+    def moves(group: str) -> IntArray:
+        outer = plan.inside.get(group)
+        if outer is None:
+            return _moved(widths[group], rng)
+        return np.stack([_moved(widths[group], rng) for _ in range(widths[outer])])
+
+    return {group: moves(group) for group in widths}
 
 
 def _moved(width: int, rng: np.random.Generator) -> IntArray:

@@ -46,6 +46,26 @@ class FoundNorm:
     eps: float
 
 
+@dataclass(frozen=True)
+class Summed:
+    """A product of two tensors: the axis that it sums over, and those that are left."""
+
+    over: Tree
+    paired: Axes  # of one of both each
+    shared: Axes  # of both, element by element
+
+    @property
+    def kept(self) -> Axes:
+        """All axes of the result."""
+        return (*self.paired, *self.shared)
+
+    def resolved(self, labels: Labels) -> Summed:
+        """Return the product with everything known put in."""
+        resolve = labels.resolve
+        paired, shared = (tuple(map(resolve, axes)) for axes in (self.paired, self.shared))
+        return Summed(resolve(self.over), paired, shared)
+
+
 Site: TypeAlias = tuple[int, int]  # the number of an op in its run, and an axis
 Uses: TypeAlias = dict[str, Counter[str]]
 
@@ -65,6 +85,8 @@ class Trace:
     norms: list[FoundNorm] = field(default_factory=list)
     unknown: dict[str, None] = field(default_factory=dict)  # ops without a rule
     consumed: list[Axes] = field(default_factory=list)  # of parameters, as computations read them
+    made: list[Axes] = field(default_factory=list)  # of all values of all runs
+    sums: list[Summed] = field(default_factory=list)  # products, of all runs
     steps: int = 0  # ops seen
     split_at: dict[int, Site] = field(default_factory=dict)  # label: (step, axis)
     selected: set[Site] = field(default_factory=set)  # sites found worth a stack
@@ -101,6 +123,7 @@ class Trace:
             self.bases[storage] = value.axes
         self.values[id(tensor)] = value
         self.kept.append(tensor)
+        self.made += [value.axes] if value.stacked is None else value.stacked.slices
 
     def pin_new(self, tensor: Tensor, reason: str) -> None:
         """Record a tensor that nobody may permute."""

@@ -1,6 +1,7 @@
 """The JSON form of plans: round trips, short hand-written forms, clear refusals."""
 
 import json
+import re
 from typing import Any
 
 import pytest
@@ -45,6 +46,50 @@ def test_a_group_with_a_width_of_its_own_can_t_grow() -> None:
     assert plan.groups == (Group("h", False, "the plan gives its width", 2), Group("d"))
     assert plan_from_json(json.loads(json.dumps(plan_to_json(plan)))) == plan
     assert plan != plan_from_json({"tensors": heads, "groups": ["h", "d"]})
+
+
+def heads_plan(*groups: object, axis: object = None) -> dict[str, Any]:
+    tensors = {"q": [{"prod": ["h", "d"]}, 4], "k": [axis or {"prod": ["h", "d"]}, 4]}
+    return {"tensors": tensors, "groups": [{"name": "h", "width": 2}, *groups]}
+
+
+def test_a_group_inside_another_one_is_so_on_all_of_its_axes() -> None:
+    plan = plan_from_json(heads_plan({"name": "d", "inside": "h"}))
+    assert plan.inside == {"d": "h"}
+    assert plan.tensors["k"].axes[0] == Product((Units("h"), Units("d", "h")))
+    assert plan_from_json(json.loads(json.dumps(plan_to_json(plan)))) == plan
+    before = plan_from_json(heads_plan("d"))  # as plans were without it
+    assert before.inside == {}
+    assert before != plan
+    assert "inside" not in json.dumps(plan_to_json(before))
+
+
+@pytest.mark.parametrize(
+    ("value", "problem"),
+    [
+        (heads_plan({"name": "d", "inside": "z"}), "'d' is not inside 'z' on all of its axes"),
+        (heads_plan({"name": "d", "inside": "h"}, axis="d"), "'d' is not inside 'h' on all"),
+        (
+            heads_plan({"name": "d", "inside": "h"}, axis={"prod": ["d", "h"]}),
+            "'d' is not inside 'h' on all of its axes",
+        ),
+        (heads_plan({"name": "d", "inside": 3}), "Expected `str | null`"),
+        (
+            {**heads_plan(), "groups": [{"name": "d", "inside": "h"}, "h"]},
+            "'d' is inside 'h', which is listed after it",
+        ),
+        (
+            {
+                "tensors": {"w": [{"prod": ["a", "b", "c"]}]},
+                "groups": ["a", {"name": "b", "inside": "a"}, {"name": "c", "inside": "b"}],
+            },
+            "'c' is inside 'b', which is inside another one itself",
+        ),
+    ],
+)
+def test_a_group_that_is_not_inside_another_one_is_refused(value: Any, problem: str) -> None:
+    with pytest.raises(ArchitectureError, match=re.escape(problem)):
+        plan_from_json(value)
 
 
 NORM = {"producer": "w", "mean": "w", "variance": "w"}

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from fedmerge.architecture import resize_module
 from fedmerge.errors import ArchitectureError
+from tests.model_zoo_attention import CountedAttention
 from tests.zoo import CharModel
 
 
@@ -36,6 +37,40 @@ def widened(model: nn.Module, old: int, new: int) -> dict[str, tuple[int, ...]]:
         name: tuple(sizes.get(size, size) for size in tensor.shape)
         for name, tensor in model.state_dict().items()
     }
+
+
+def attention_shapes(stream: int, inner: int) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of the zoo's attention that counts its heads."""
+    made = {f"{n}.weight": (inner, stream) for n in "qkv"} | {f"{n}.bias": (inner,) for n in "qv"}
+    return {**made, "out.weight": (stream, inner), "out.bias": (stream,)}
+
+
+@pytest.mark.parametrize(
+    ("stream", "inner", "heads"),
+    [
+        (12, 20, 5),  # two heads more
+        (16, 12, 3),  # the stream alone, which is as wide as all heads were
+        (16, 20, 5),  # both
+        (12, 14, 3),  # no whole number of heads
+    ],
+)
+def test_the_number_of_heads_follows_the_heads_and_not_the_stream(
+    stream: int, inner: int, heads: int
+) -> None:
+    attention = CountedAttention(12, heads=3, head_dim=4)
+    resize_module(attention, attention_shapes(stream, inner))
+    assert (attention.num_heads, attention.head_dim) == (heads, 4)
+
+
+def test_integers_follow_the_number_of_heads_by_their_names() -> None:
+    attention = CountedAttention(12, heads=3, head_dim=4)
+    counting = ("heads", "n_head", "nhead", "num_attention_heads", "head_count", "H_heads")
+    others = ("head_out", "dim_heads", "overhead", "n_units_per_head", "layers")
+    for name in (*counting, *others):
+        setattr(attention, name, 3)
+    resize_module(attention, attention_shapes(12, 20))
+    assert {name: getattr(attention, name) for name in counting} == dict.fromkeys(counting, 5)
+    assert {name: getattr(attention, name) for name in others} == dict.fromkeys(others, 3)
 
 
 def test_a_user_s_integer_follows_the_width_that_it_equals() -> None:

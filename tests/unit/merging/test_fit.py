@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from fedmerge.api import match
 from fedmerge.architecture import ModelCode, resize_module, solve_widths
-from fedmerge.architecture.from_code import permuted, plan_model
+from fedmerge.architecture.from_code import permuted, plan_model, random_moves
 from fedmerge.merging import MatchOptions, Merge, agreement, fit, targets
 from fedmerge.probes import ProbeOptions, noise_probes
 from tests import digits
@@ -60,7 +60,7 @@ def copies(model: nn.Module, name: str, count: int = 3) -> list[State]:
     shapes = {key: tuple(tensor.shape) for key, tensor in model.state_dict().items()}
     widths = solve_widths(plan, shapes, source=name)
     rng = np.random.default_rng(0)
-    moves = ({g: rng.permutation(w) for g, w in widths.items()} for _ in range(count - 1))
+    moves = (random_moves(plan, widths, rng) for _ in range(count - 1))
     moved = [permuted(model, plan, own, widths) for own in moves]
     return [dict(each.state_dict()) for each in (model, *moved)]
 

@@ -436,7 +436,8 @@ def test_the_same_inputs_options_and_seed_give_the_same_numbers() -> None:
 
 
 def test_every_model_of_the_zoo_with_one_input_is_probed_without_a_note() -> None:
-    for name in ("attention with growing heads", "llama", "convnext", "gru on packed sequences"):
+    heads = ("attention with growing heads", "attention that counts its heads", "llama")
+    for name in (*heads, "convnext", "gru on packed sequences"):
         assert len(ZOO[name].shapes) == 1
         states = [dict(fresh(name, seed).state_dict()) for seed in (1, 2)]
         probes = ProbeOptions("noise", count=20)

@@ -8,7 +8,14 @@ import torch
 from torch import Tensor
 
 from fedmerge.architecture.from_code.labels import Axes, Fixed
-from fedmerge.architecture.from_code.trace import Call, Result, Rule, Stacked, Value
+from fedmerge.architecture.from_code.trace import (
+    Call,
+    Result,
+    Rule,
+    Stacked,
+    Summed,
+    Value,
+)
 from fedmerge.private_torch import Op
 
 _ADDING = {"add", "sub", "rsub", "cat", "copy", "where"}  # a parameter here makes, not scales
@@ -119,7 +126,9 @@ def matmul_axes(call: Call, left: Tensor, right: Tensor) -> Axes:
     rows = first[-2:-1]
     columns = second[-1:] if right.dim() > 1 else ()
     batches = [(first[:-2], left.shape[:-2]), (second[:-2], right.shape[:-2])]
-    return (*(call.broadcast(batches) if any(axes for axes, _ in batches) else ()), *rows, *columns)
+    shared = call.broadcast(batches) if any(axes for axes, _ in batches) else ()
+    call.trace.sums.append(Summed(first[-1], (*rows, *columns), shared))
+    return (*shared, *rows, *columns)
 
 
 def _made(call: Call, weight: Tensor, bias: Tensor | None, axes: Axes) -> Value:
@@ -154,6 +163,7 @@ def linear(call: Call) -> Result:
     call.labels.unify(first[-1], second[-1])
     call.trace.contract(weight, weight.dim() - 1)
     out = (*first[:-1], *second[:-1])
+    call.trace.sums.append(Summed(first[-1], out, ()))
     if bias is not None:
         call.trace.use(bias, "add")
         call.labels.unify(out[-1], call.trace.read(bias)[-1])
@@ -190,6 +200,7 @@ def distances(call: Call) -> Result:
     call.trace.contract(right, right.dim() - 1)
     batches = [(first[:-2], left.shape[:-2]), (second[:-2], right.shape[:-2])]
     batch = call.broadcast(batches) if any(axes for axes, _ in batches) else ()
+    call.trace.sums.append(Summed(first[-1], (first[-2], second[-2]), batch))
     return (*batch, first[-2], second[-2])
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from fedmerge.architecture.from_code.labels import Axes, Fixed, product
-from fedmerge.architecture.from_code.trace import Call, Result, Rule
+from fedmerge.architecture.from_code.trace import Call, Result, Rule, Summed
 
 WHY_SCALE = "the scale of attention depends on the width"
 
@@ -26,6 +26,8 @@ def attention(call: Call) -> Result:
     shapes = [(axes[:-2], t.shape[:-2]) for axes, t in ((q, query), (k, key), (v, value))]
     batch = call.broadcast(shapes) if query.dim() > 2 else ()
     _mask(call, (*batch, q[-2], k[-2]))
+    scores = Summed(q[-1], (q[-2], k[-2]), batch)
+    call.trace.sums += [scores, Summed(k[-2], (q[-2], v[-1]), batch)]
     made = (*batch, q[-2], v[-1])
     others = [tuple(Fixed(size) for size in t.shape) for t in call.outputs[1:]]
     return [made, *others]

@@ -21,6 +21,7 @@ from fedmerge.values import (
     TensorPlan,
     Units,
     replace_groups,
+    with_inside,
 )
 from tests.model_zoo import ZOO
 
@@ -54,7 +55,8 @@ def planned(net: nn.Module) -> Plan:
 def test_heads_come_before_the_units_inside_them() -> None:
     plan = planned(Attend())
     assert [group.name for group in plan.groups] == ["stem", "qkv.heads", "qkv", "qkv-2"]
-    queries, values = (Product((Units("qkv.heads"), Units(g))) for g in ("qkv", "qkv-2"))
+    heads = "qkv.heads"
+    queries, values = (Product((Units(heads), Units(g, heads))) for g in ("qkv", "qkv-2"))
     assert plan.tensors["qkv.weight"].axes[0] == Concat((queries, queries, values))
     assert plan.tensors["proj.weight"].axes[1] == values
 
@@ -176,7 +178,108 @@ def test_learned_keys_and_values_belong_to_the_heads() -> None:
 
     plan = planned(Biased())
     heads = Units("attention.in_proj.heads")
-    assert plan.tensors["attention.bias_k"].axes[2] == Product((heads, Units("attention.in_proj")))
-    assert plan.tensors["attention.bias_v"].axes[2] == Product(
-        (heads, Units("attention.in_proj-2"))
-    )
+    for name, group in (("bias_k", "attention.in_proj"), ("bias_v", "attention.in_proj-2")):
+        expected = Product((heads, Units(group, heads.group)))
+        assert plan.tensors[f"attention.{name}"].axes[2] == expected
+
+
+Mix = Callable[[Tensor, Tensor], Tensor]  # queries and what heads saw (batch, heads, tokens, units)
+
+
+class Mixed(nn.Module):
+    """Two heads of four units; something is done to what they saw."""
+
+    def __init__(self, mix: Mix) -> None:
+        super().__init__()
+        self.mix = mix
+        self.stem, self.qkv = nn.Linear(5, 8), nn.Linear(8, 24)
+        self.proj, self.head = nn.Linear(8, 8), nn.Linear(8, 3)
+        self.across = nn.Parameter(torch.randn(2, 2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x)
+        q, k, v = self.qkv(x).unflatten(-1, (3, 2, 4)).permute(2, 0, 3, 1, 4)
+        seen = nn.functional.scaled_dot_product_attention(q, k, v)
+        seen = self.mix(q, seen) + 0 * self.across.sum()
+        out: Tensor = self.head(x + self.proj(seen.transpose(1, 2).flatten(2)))
+        return out
+
+
+def of_heads_among_themselves(q: Tensor, seen: Tensor) -> Tensor:
+    """Let every head of a token look at the others by their queries."""
+    q = q.transpose(1, 2)
+    return seen + (q @ q.transpose(-1, -2)).sum((-1, -2))[:, None, :, None]
+
+
+ALIKE: dict[str, tuple[Mix, set[str]]] = {  # and the groups that need one order for all heads
+    "nothing": (lambda q, seen: seen, set()),
+    "their mean added": (lambda q, seen: seen + seen.mean(1, keepdim=True), {"qkv-2"}),
+    "heads mixed": (lambda q, seen: seen + seen.flip(1), {"qkv-2"}),
+    "heads compared": (of_heads_among_themselves, {"qkv"}),
+    "units compared": (lambda q, seen: seen.softmax(-1), set()),
+}
+
+
+@pytest.mark.parametrize("name", ALIKE)
+def test_units_have_orders_of_their_own_in_heads_that_keep_to_themselves(name: str) -> None:
+    mix, alike = ALIKE[name]
+    net = Mixed(mix)
+    plan = planned(net)
+    heads = [group.name for group in plan.groups if group.name.endswith("heads")]
+    expected = {"qkv": "qkv.heads", "qkv-2": "qkv.heads"} if heads else {}
+    assert plan.inside == {group: o for group, o in expected.items() if group not in alike}
+    if heads and alike:
+        wrong = with_inside(plan, expected)
+        [group] = alike
+        with pytest.raises(ArchitectureError, match=f"permuting '{group}' changes its outputs"):
+            verify_plan(net, wrong, INPUTS, rng=np.random.default_rng(0))
+        assert pin_misfits(net, wrong, INPUTS, rng=np.random.default_rng(0)) == plan
+
+
+def test_a_product_over_heads_gives_their_units_one_order() -> None:
+    class Talking(Mixed):
+        """Heads that hear each other by a learned matrix, beside themselves."""
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.mix = lambda q, seen: seen + torch.einsum("gh,bhtd->bgtd", self.across, seen)
+            return super().forward(x)
+
+    net = Talking(lambda q, seen: seen)
+    plan = planned(net)
+    assert plan.inside == {"qkv": "qkv.heads"}
+    both = {"qkv": "qkv.heads", "qkv-2": "qkv.heads"}
+    with pytest.raises(ArchitectureError, match="permuting 'qkv-2' changes its outputs"):
+        verify_plan(net, with_inside(plan, both), INPUTS, rng=np.random.default_rng(0))
+
+
+def test_units_of_a_head_that_are_compared_with_each_other_keep_its_order() -> None:
+    plan = planned(Mixed(lambda q, seen: seen @ (q.transpose(-1, -2) @ q).softmax(-1)))
+    assert plan.inside == {"qkv": "qkv.heads"}  # one group: queries, keys and values mix
+
+
+def test_a_norm_that_all_heads_share_gives_their_units_one_order() -> None:
+    class Normed(Mixed):
+        def __init__(self) -> None:
+            super().__init__(lambda q, seen: self.norm(seen))
+            self.norm = nn.RMSNorm(4)
+
+    assert planned(Normed()).inside == {"qkv": "qkv.heads"}
+
+
+@pytest.mark.parametrize(
+    ("name", "inner"),
+    [
+        ("transformer encoder", {"layer.self_attn.in_proj", "layer.self_attn.in_proj-2"}),
+        ("cross attention", {"attention.in_proj", "attention.in_proj-2"}),
+        ("attention that counts its heads", {"attention.q", "attention.v"}),
+        ("attention with growing heads", {"qkv", "qkv-2"}),
+        ("llama", {"q.heads-2", "v"}),  # the queries of a key, values; rotation pins the rest
+    ],
+)
+def test_groups_with_orders_of_their_own_in_every_head(name: str, inner: set[str]) -> None:
+    model = ZOO[name]
+    torch.manual_seed(0)
+    net = model.build()
+    plan = plan_model(net, model.inputs())
+    assert set(plan.inside) == inner
+    verify_plan(net, plan, model.inputs(), rng=np.random.default_rng(0))

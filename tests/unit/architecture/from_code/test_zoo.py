@@ -15,7 +15,16 @@ from torch import nn
 from fedmerge.architecture import plan_from_json, plan_to_json, solve_widths
 from fedmerge.architecture.from_code import plan_model, probe_growth, verify_plan
 from fedmerge.errors import ArchitectureError
-from fedmerge.values import Layout, Pinned, Plan, Units, axis_size, groups_in, replace_groups
+from fedmerge.values import (
+    Layout,
+    Pinned,
+    Plan,
+    Units,
+    axis_size,
+    groups_in,
+    replace_groups,
+    with_inside,
+)
 from tests.clients import plan_of
 from tests.model_zoo import ZOO, Model
 from tests.zoo import ZOO as CHAINS
@@ -85,7 +94,9 @@ def without_one_reference(plan: Plan, widths: dict[str, int]) -> Iterator[tuple[
             axes = list(tensor.axes)
             axes[axis] = replace_groups(axes[axis], pinned)
             changed = replace(tensor, axes=tuple(axes))
-            yield replace(plan, tensors={**plan.tensors, name: changed}), group.name
+            broken = replace(plan, tensors={**plan.tensors, name: changed})
+            inside = {g: outer for g, outer in plan.inside.items() if outer != group.name}
+            yield with_inside(broken, inside), group.name
 
 
 @MODELS

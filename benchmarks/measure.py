@@ -93,12 +93,17 @@ class ProcessCost:
 
 
 def run_python(arguments: Sequence[str], *, threads: int | None = None) -> ProcessCost:
-    """Run Python with these arguments and no output; fail if it fails.
+    """Run Python with these arguments and no output; fail if it fails."""
+    return run_program([sys.executable, *arguments], threads=threads)
+
+
+def run_program(command: Sequence[str], *, threads: int | None = None) -> ProcessCost:
+    """Run a program without output; fail if it fails.
 
     A process's peak includes its parent's before `exec`, so a small one stands in between.
     """
     done = subprocess.run(
-        [sys.executable, "-S", "-E", "-c", _WATCH, sys.executable, *arguments],
+        [sys.executable, "-S", "-E", "-c", _WATCH, *command],
         check=True, stdout=subprocess.PIPE, text=True, env=environment(threads),
     )  # fmt: skip
     measured = json.loads(done.stdout)

@@ -22,6 +22,7 @@ from fedmerge.merging import Session, by_weights
 
 CASES = (
     Case("VGG-9", "copies", 8),
+    Case("VGG-9", "independent", 2),
     Case("VGG-9", "independent", 4),
     Case("char-LSTM", "nothing matches", 8),
 )
@@ -33,6 +34,7 @@ NAMES: Mapping[str, str] = {
     "skip": "skipping unchanged clients",
     "bound": "proving by bounds that a client stays",
     "stop": "early stop",
+    "pair": "no sweeps over pairs",
     "prune": "row and column pruning",
     "reduce": "reduced new columns",
     "price": "one price for new units",

@@ -5,7 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
-from benchmarks import engines, loops, matching, memory, processes, retraining, shortcuts, wide
+from benchmarks import (
+    deep,
+    engines,
+    file_averages,
+    loops,
+    matching,
+    memory,
+    processes,
+    retraining,
+    shortcuts,
+    wide,
+)
 from benchmarks.measure import Result
 
 
@@ -24,6 +35,7 @@ SUITES: Mapping[str, Suite] = {
     "loops": Suite("Against plain loops", loops.results),
     "shortcuts": Suite("Savings, one by one", shortcuts.results),
     "runs": Suite("Whole merges as processes", processes.run_results),
+    "deep": Suite("Whole merges of nets that are run", deep.results),
     "memory": Suite("Peak memory, small files", memory.results),
     "retraining": Suite("Retraining beyond the training itself", retraining.results),
     "engines": Suite("A round in other processes", engines.results, is_slow=True),
@@ -32,5 +44,6 @@ SUITES: Mapping[str, Suite] = {
     ),
     "loops-slow": Suite("Against plain loops, more work", loops.slow_results, is_slow=True),
     "memory-slow": Suite("Peak memory, 400 MB files", memory.slow_results, is_slow=True),
+    "averages": Suite("Averages of large files", file_averages.slow_results, is_slow=True),
     "wide": Suite("One very wide layer", wide.slow_results, is_slow=True),
 }

@@ -3,6 +3,7 @@ from .api import (
     evaluate as evaluate,
     frontier as frontier,
     match as match,
+    merge_adapters as merge_adapters,
     partition as partition,
     plan as plan,
     retrain as retrain,
@@ -24,6 +25,7 @@ from .errors import (
 from .federated.options import RetrainOptions as RetrainOptions, Running as Running
 from .federated.retraining import Retrained as Retrained
 from .federated.sharding import Partition as Partition, PartitionOptions as PartitionOptions
+from .merging.adapter_merge import AdapterMerge as AdapterMerge
 from .merging.comparison import Comparison as Comparison
 from .merging.conversion import convert as convert
 from .merging.evaluations import EvaluationOptions as EvaluationOptions, Score as Score

@@ -19,6 +19,7 @@ from fedmerge.architecture import plan_to_json
 from fedmerge.checkpoint import (
     ModelFolder,
     ReadOptions,
+    adapter_folder,
     check_targets,
     readable,
     write_text,
@@ -57,6 +58,8 @@ if TYPE_CHECKING:
     from fedmerge.federated.preparation import Run
     from fedmerge.federated.retraining import Retrained, RetrainPrediction
     from fedmerge.federated.sharding import Partition, PartitionOptions
+    from fedmerge.merging.adapter_merge import AdapterMerge
+    from fedmerge.merging.adapters import Adapter
     from fedmerge.merging.comparison import Comparison
     from fedmerge.merging.evaluations import EvaluationOptions, Score
     from fedmerge.merging.frontier import Frontier
@@ -73,6 +76,7 @@ __all__ = [
     "frontier",
     "inspect",
     "match",
+    "merge_adapters",
     "open_session",
     "partition",
     "plan",
@@ -123,6 +127,7 @@ def match(
     _check_known(require)
     inputs: dict[str, Any] = {"model": model, "plan": plan, "probes": probes, "device": device}
     session = open_session(clients, options, is_for_folder=folder is not None, **inputs)
+    files.check_clients(session.clients)
     prepared(session)
     merge = merge_session(session, probes, progress, as_program=files.is_program)
     _check_required(merge, require)
@@ -166,6 +171,7 @@ def frontier(
     inputs: dict[str, Any] = {"model": model, "plan": plan, "probes": probes, "device": device}
     inputs |= {"is_for_folder": folder is not None}
     session = open_session(clients, options, tries_growth=True, **inputs)
+    files.check_clients(session.clients)
     prepared(session)
     surveyed = survey_sizes(session, probes, progress)
     _check_required(surveyed.merge, require)
@@ -173,6 +179,38 @@ def frontier(
     if frontier_plot is not None:
         draw_sizes(surveyed.to_json(), frontier_plot, force=force)
     return surveyed
+
+
+@checked
+def merge_adapters(
+    clients: Clients,
+    options: MatchOptions | None = None,
+    *,
+    output: str | Path | None = None,
+    force: bool = False,
+    prepared: Callable[[Sequence[Adapter]], None] = lambda adapters: None,
+    progress: Progress | None = None,
+    **changes: Any,
+) -> AdapterMerge:
+    """Merge LoRA adapters: the mean of their updates; with `output`, write it as a folder.
+
+    The mean is exact, at the sum of the ranks; with `max_growth`, the nearest one whose rank is at
+    most so many times the largest client's. Clients are folders that peft saved.
+    """
+    from fedmerge.merging.adapter_merge import check_options, check_output, merge_opened
+    from fedmerge.merging.adapters import open_adapters
+
+    options = changed(options or MatchOptions(), changes)
+    check_options(options)
+    if output is not None:
+        check_output(output, paths_of(clients), force=force)
+    progress = progress or default_progress()
+    adapters = open_adapters(clients, options)
+    prepared(adapters)
+    merge = merge_opened(adapters, options, progress)
+    if output is not None:
+        merge.write(output, force=force, progress=progress)
+    return merge
 
 
 @checked
@@ -312,6 +350,7 @@ def retrain(
     ):
         files.check(clients, can_run=True, also=inputs.files, state=state)
         run = _prepared_run(clients, inputs, options, plan, running)
+        files.check_clients(run.session.clients)
         prepared(run)
         retrained = run_prepared(
             run,
@@ -456,10 +495,15 @@ def verify(
     With the model's code, every client must give the same outputs in the global layout as before.
     `allow_global` are classes that the clients' files may name: a record never says so.
     """
+    from fedmerge.merging.adapter_check import verify_adapter
     from fedmerge.merging.verification import verify
 
     code = None if model is None else _model_code(model)
     hear = progress or default_progress()
+    if adapter_folder(Path(path)) is not None:
+        if code is not None:
+            raise UsageError(f"{path}: a LoRA adapter, which `model` is not needed for")
+        return verify_adapter(Path(path), clients, allow_global=allow_global, progress=hear)
     return verify(path, clients, model=code, allow_global=allow_global, progress=hear)
 
 

@@ -141,6 +141,7 @@ def test_no_two_modules_need_each_other() -> None:
 # Modules that tests name, since they put something of their own in the place of a private part, or
 # since the module is a program. Everything else comes from a package, so that modules can move.
 NAMED_BY_TESTS = {
+    "architecture.from_code.soundness": "its runs and copies are counted",
     "architecture.from_code.dispatch": "the limit of steps is lowered",
     "architecture.from_code.program_budget": "the limit of steps is lowered",
     "architecture.model_code": "its steps are watched",

@@ -23,6 +23,7 @@ from benchmarks.fuzz.promises import CANARY
 from fedmerge.checkpoint import open_checkpoint
 from fedmerge.cli.exit_codes import run
 from fedmerge.training import open_columns
+from tests.adapters import adapter
 from tests.end_to_end.retraining import make_scene
 from tests.unit.checkpoint.archives import Net, save_exported, save_scripted
 from tests.unit.checkpoint.samples import save_legacy, save_safetensors, save_sharded, save_zip
@@ -81,6 +82,9 @@ def _checkpoints(folder: Path) -> list[Seed]:
     zipped, pickled = [mutations.any_bytes, *records], [mutations.legacy_pickles]
     save_zip(nested, made("zip") / "a.pt")
     save_legacy(nested, made("legacy") / "a.pt")
+    hyper = {"width": 8, "rates": [0.1, None], "names": {"a": "b"}}
+    lightning = {"pytorch-lightning_version": "2.5.0", "hyper_parameters": hyper}
+    save_zip(nested | lightning, made("lightning") / "a.ckpt")
     save_zip({"state": _state(), "extra": Payload()}, made("hostile") / "a.pt")
     save_zip({"model": net, "epoch": 3}, made("module") / "a.pt")
     with warnings.catch_warnings():
@@ -96,6 +100,7 @@ def _checkpoints(folder: Path) -> list[Seed]:
     return [
         Seed("torch zip", folder / "zip", "a.pt", zipped, read_all),
         Seed("hostile zip", folder / "hostile", "a.pt", zipped[1:], read_all),
+        Seed("Lightning", folder / "lightning", "a.ckpt", zipped[1:], read_all),
         Seed("torch legacy", folder / "legacy", "a.pt", [*pickled, zipped[0]], read_all),
         Seed("pickled module", folder / "module", "a.pt", zipped[1:], read_all),
         Seed("legacy module", folder / "old module", "a.pt", pickled, read_all),
@@ -144,7 +149,28 @@ def _others(folder: Path) -> list[Seed]:
         seed("class counts", "counts.json", values, *match, "--class-counts", "counts.json"),
         seed("config, JSON", "config.json", values, *match, "--config", "config.json"),
         seed("config, YAML", "config.yaml", text, *match, "--config", "config.yaml"),
+        *_adapters(folder / "adapters"),
         *_work_dirs(folder / "rounds"),
+    ]
+
+
+def _adapters(folder: Path) -> list[Seed]:
+    """Return the files of LoRA adapters, and of what was merged of them."""
+    runs = [str(adapter(folder / name, seed, rank=2)) for seed, name in enumerate("ab")]
+    _done(folder, "match", *runs, "-o", "merged", "--max-growth", "1")
+    match = ("match", *runs, "-o", "new", "--force")
+    verify = ("verify", "merged", *runs)
+    values = [mutations.any_bytes, mutations.json_values]
+    header = [mutations.any_bytes, mutations.safetensors_header]
+
+    def seed(name: str, file: str, ways: Sequence[Mutate], *command: str) -> Seed:
+        return Seed(name, folder, file, ways, lambda _: _run(folder, *command), is_checkpoint=False)
+
+    return [
+        seed("adapter's configuration", "b/adapter_config.json", values, *match),
+        seed("adapter's factors", "b/adapter_model.safetensors", header, *match),
+        seed("merged adapter", "merged/adapter_model.safetensors", header, *verify),
+        seed("merged configuration", "merged/adapter_config.json", values, *verify),
     ]
 
 

@@ -18,6 +18,7 @@ from fedmerge.architecture.from_code import (
     Ways,
     deduce_inputs,
     evaluating,
+    exported_inputs,
     freed_untried,
     held_untried,
     load_factory,
@@ -111,15 +112,22 @@ class ModelCode:
             input_dtypes=tuple("float32" if x.is_floating_point() else "long" for x in inputs),
         )
 
+    @cached_property
+    def _exported_inputs(self) -> tuple[Tensor, ...]:
+        """Inputs like those that a .pt2 model was exported with, unless shapes are given."""
+        is_told = bool(self.input_shapes) or not isinstance(self.factory, str)
+        return () if is_told else exported_inputs(str(self.factory)) or ()
+
     def inputs(self, model: nn.Module) -> tuple[Any, ...]:
         """Return random inputs for the model, of the given shapes or of one at which it runs.
 
         States that are not among them start as zeros, shaped like the outputs that they are.
         """
-        inputs: list[Any] = []
         if not self.input_shapes and isinstance(model, ConfiguredModel):
             return model.example_inputs()
-        for number, shape in enumerate(self.input_shapes or (None,)):
+        inputs: list[Any] = list(self._exported_inputs)
+        shapes = () if inputs else (self.input_shapes or (None,))
+        for number, shape in enumerate(shapes):
             given = self.input_dtypes[number : number + 1]
             dtype = _torch_dtype(given[0]) if given else _usual_dtype(model, self, number)
             inputs += deduce_inputs(model, shape=shape, dtype=dtype)

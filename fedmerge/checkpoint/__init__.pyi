@@ -1,3 +1,12 @@
+from .adapter_files import (
+    ADAPTER_CONFIG as ADAPTER_CONFIG,
+    ADAPTER_MODEL as ADAPTER_MODEL,
+    AdapterConfig as AdapterConfig,
+    adapter_folder as adapter_folder,
+    config_to_json as config_to_json,
+    module_of as module_of,
+    read_adapter_config as read_adapter_config,
+)
 from .checkpoints import (
     Checkpoint as Checkpoint,
     NamedTensors as NamedTensors,
@@ -17,6 +26,8 @@ from .model_folders import (
     different_companions as different_companions,
     model_folder as model_folder,
 )
+from .folders import check_folder as check_folder, new_folder as new_folder
+from .lightning import LIGHTNING as LIGHTNING, entries_to_write as entries_to_write
 from .npz import (
     Rows as Rows,
     StoredRows as StoredRows,
@@ -42,6 +53,7 @@ from .paths import (
     MODEL_SUFFIXES as MODEL_SUFFIXES,
     client_names as client_names,
     expand_paths as expand_paths,
+    has_record as has_record,
     merged_files as merged_files,
     parse_size as parse_size,
     read_record as read_record,
@@ -56,11 +68,13 @@ from .pickle_machine import (
     read_pickle as read_pickle,
 )
 from .tensors import (
+    Values as Values,
     View as View,
-    array_digest as array_digest,
     non_finite as non_finite,
     raw_bytes as raw_bytes,
     to_torch as to_torch,
+    torch_dtype as torch_dtype,
+    values_digest as values_digest,
 )
 from .writing import (
     write_bytes as write_bytes,

@@ -15,6 +15,7 @@ import torch
 
 from fedmerge.checkpoint.exported_programs import read_exported
 from fedmerge.checkpoint.files import Contents, ReadOptions, SourceFile, reason_of, unreadable
+from fedmerge.checkpoint.lightning import STATE_DICT, LightningEntries, lightning_entries
 from fedmerge.checkpoint.paths import client_names, kind_of, model_file, read_index
 from fedmerge.checkpoint.safetensors_files import read_safetensors
 from fedmerge.checkpoint.state_dicts import normalise
@@ -81,6 +82,7 @@ class Checkpoint:
     size: int  # bytes of all files, 0 in memory
     metadata: Mapping[str, str]
     program: Program | None  # the graph that an exported program's file has beside the weights
+    lightning: LightningEntries | None  # what a Lightning checkpoint has beside the weights
     reading: ReadOptions  # how it was read
     _stored: Mapping[str, StoredTensor] = field(repr=False)
     _files: tuple[SourceFile, ...] = field(repr=False)
@@ -98,6 +100,15 @@ class Checkpoint:
             self._check_finite(name, tensor)
             self._finite.add(name)
         return tensor
+
+    def pieces(self, name: str, most: int) -> Iterator[torch.Tensor]:
+        """Yield a tensor's numbers in their stored dtype, at most so many at a time.
+
+        NaN and infinities are not refused: who computes with the numbers sees them soon enough.
+        """
+        name = self.aliases.get(name, name)
+        with reading(f"{self._label}: '{name}'"):
+            yield from self._stored[name].pieces(most)
 
     def is_finite(self) -> bool:
         """Return whether no tensor has NaN or infinities; all are read for it."""
@@ -200,6 +211,7 @@ def _build(contents: Contents, options: ReadOptions, **place: Any) -> Checkpoint
         size=contents.size,
         metadata=MappingProxyType(dict(contents.metadata)),
         program=contents.programs.get(found.location),
+        lightning=lightning_entries(contents.tree) if found.location == STATE_DICT else None,
         reading=options,
         _stored=found.tensors,
         _files=contents.files,

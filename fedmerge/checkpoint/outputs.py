@@ -189,8 +189,8 @@ def _sweep_run(claim: Path, files: list[Path]) -> None:
         os.close(descriptor)
 
 
-def _remove(files: Iterable[Path]) -> None:
-    for path in files:
+def _remove(paths: Iterable[Path]) -> None:
+    for path in paths:
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)
         else:
@@ -384,7 +384,7 @@ def _is_same(one: Path, other: Path) -> bool:
 
 
 def sync_folder(folder: Path) -> None:
-    """Put the names of a folder's files on disk."""
+    """Put a folder's list of names on disk."""
     if os.name == "nt":  # folders cannot be opened there
         return
     handle = os.open(folder, os.O_RDONLY)

@@ -9,6 +9,7 @@ from typing import Any, Literal, TypeAlias
 
 from msgspec import Struct
 
+from fedmerge.checkpoint.adapter_files import adapter_file, adapter_folder
 from fedmerge.checkpoint.files import (
     Contents,
     ReadOptions,
@@ -36,7 +37,11 @@ _FOREIGN: tuple[tuple[str, str, str], ...] = (  # pattern of the first bytes, wh
     (r"\s*<(!doctype html|html|head|\?xml)", "a web page, not a checkpoint", "download it again"),
     (r"\x93NUMPY", "a numpy array (.npy), not a checkpoint", _STATE_DICT),
     (r"\x89HDF\r\n\x1a\n", "an HDF5 file (Keras?), not a torch checkpoint", _STATE_DICT),
-    (r"GGUF|GGML|ggjt", "a GGUF/GGML file, not a torch checkpoint", _STATE_DICT),
+    (
+        r"GGUF|GGML|ggjt",
+        "a GGUF/GGML file, quantised for llama.cpp, not a torch checkpoint",
+        "merge the models before they are quantised and converted",
+    ),
     (r"\x1f\x8b", "a gzip file", _UNPACK),
     (r"BZh|\xfd7zXZ|7z\xbc\xaf|\x28\xb5\x2f\xfd|Rar!", "a compressed archive", _UNPACK),
     (
@@ -159,7 +164,7 @@ def read_record(path: str | Path) -> dict[str, Any]:
     """Return the merge record of a merged file, or of the model in a folder."""
     path = Path(path)
     try:
-        path = model_file(path) or path if path.is_dir() else path
+        path = (model_file(path) or path) if path.is_dir() else path
         return _PLACES.get(kind_of(path), _beside)(path)
     except OSError as error:
         raise unreadable(path, error) from error
@@ -414,14 +419,16 @@ def client_names(paths: Sequence[Path]) -> list[str]:
 
 
 def model_file(folder: Path) -> Path | None:
-    """Return the index or model file of a Hugging Face folder, None for other folders.
+    """Return the index or model file of a Hugging Face folder, or an adapter's; None for others.
 
     A merged model's index among clients makes no such folder.
     """
     known = [folder / (name + INDEX) for name in _MODEL_FILES]
     others = sorted(folder.glob(f"*{INDEX}"))
     files = [folder / name for name in _MODEL_FILES if (folder / "config.json").exists()]
+    adapter = adapter_file(folder)
     found = [path for path in [*known, *others, *files] if path.is_file()]
+    found += [] if adapter is None else [adapter]
     if found and found[0].name.endswith(INDEX) and _clients_in(folder):
         found = [path for path in found if not has_record(path)]
     return found[0] if found else None
@@ -432,7 +439,7 @@ def _expand(argument: str | Path) -> list[Path]:
     if path.is_dir():
         return [path] if model_file(path) else _files_in(path)
     if path.exists():
-        return [path]
+        return [adapter_folder(path) or path]
     if not glob.has_magic(str(argument)):
         raise CheckpointError(f"{argument}: no such file")
     found = glob.glob(str(argument), recursive=True)  # noqa: PTH207 (absolute patterns too)

@@ -12,6 +12,7 @@ import torch
 from fedmerge.checkpoint.files import MOST_TENSORS, Contents, ReadOptions, listed
 from fedmerge.checkpoint.pickle_machine import Inert, is_module
 from fedmerge.checkpoint.pickled_modules import class_of
+from fedmerge.checkpoint.quantised import check_not_quantised
 from fedmerge.checkpoint.tensors import StoredTensor, describe
 from fedmerge.errors import CheckpointError
 
@@ -381,6 +382,7 @@ def normalise(contents: Contents, options: ReadOptions, label: str) -> StateDict
     choice = choose(contents.tree, options, label=label)
     chosen = choice.candidate
     _check_names(chosen.tensors, label)
+    check_not_quantised(chosen.tensors, label)
     tensors, weights, ema_notes = _choose_weights(chosen, options, label)
     tensors = {name: t for name, t in tensors.items() if name != _COUNTER}
     if contents.files:

@@ -2,8 +2,9 @@
 
 import hashlib
 import math
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeAlias
 
 import numpy as np
 import torch
@@ -20,6 +21,8 @@ INTEGER_DTYPES = (
     *("uint64", "uint32", "uint16", "uint8", "bool"),
 )
 _BLOCK = 1 << 18  # numbers checked at once
+# All numbers of a tensor: as an array, or in flat pieces in the dtype in which it is written.
+Values: TypeAlias = Array | Iterable[torch.Tensor]
 _MOST_AXES = 32  # as numpy knows them
 _MOST_BYTES = 1 << 62  # that a shape may stand for, its zeros left out
 _WIDER = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
@@ -41,6 +44,14 @@ class StoredTensor:
     problem: str = ""  # why it cannot be merged, e.g. "is sparse"
     memory: Hashable = None  # equal for two names of the same tensor, None if unknown
     reads: int = 0  # bytes of its file that loading it reads
+    parts: Callable[[int], Iterator[torch.Tensor]] | None = None  # how `pieces` are read, if so
+
+    def pieces(self, most: int) -> Iterator[torch.Tensor]:
+        """Yield its numbers in their order as flat tensors of at most `most`."""
+        if self.parts is not None:
+            yield from self.parts(most)
+        elif self.info.size:
+            yield from torch.split(self.load().reshape(-1), most)
 
     def within(self, most_bytes: int) -> "StoredTensor":
         """Return the tensor; with a problem if it claims more bytes than its file can hold."""
@@ -113,12 +124,14 @@ def strided(
     last = view.offset + span
     if last > count:
         raise ValueError(f"a tensor reaches number {last:,} of {count:,}")
+    is_dense = view.stride == View.dense(view.size).stride and not view.is_negated
     return StoredTensor(
         info,
         lambda: _read_view(locate(), dtype, view),
         _dtype_problem(info.dtype),
         memory=None if owner is None else (owner, view, info.dtype),
         reads=span * dtype.itemsize,
+        parts=(lambda most: _read_parts(locate(), dtype, view, most)) if is_dense else None,
     )
 
 
@@ -138,6 +151,17 @@ def _read_view(region: Region, dtype: torch.dtype, view: View) -> torch.Tensor:
     region.check(target if target.nbytes == region.size else None)
     tensor = flat.as_strided(view.size, view.stride).contiguous()
     return -tensor if view.is_negated else tensor
+
+
+def _read_parts(
+    region: Region, dtype: torch.dtype, view: View, most: int
+) -> Iterator[torch.Tensor]:
+    """Yield a dense view of a storage as flat tensors of at most `most` numbers."""
+    region.check()
+    for begin in range(0, view.span, most):
+        flat = torch.empty(min(most, view.span - begin), dtype=dtype)
+        region.read_into(raw_bytes(flat).data, (view.offset + begin) * dtype.itemsize)
+        yield flat
 
 
 def dtype_name(dtype: torch.dtype) -> str:
@@ -198,9 +222,14 @@ def digest(tensor: torch.Tensor) -> str:
     return hashlib.sha256(raw_bytes(tensor).data).hexdigest()
 
 
-def array_digest(array: Array, dtype: str) -> str:
-    """Return the SHA-256 that `write_model` gives for an array written in a dtype."""
-    return digest(from_array(array, dtype))
+def values_digest(values: Values, dtype: str) -> str:
+    """Return the SHA-256 that `write_model` gives for values written in a dtype."""
+    if isinstance(values, np.ndarray):
+        return digest(from_array(values, dtype))
+    content = hashlib.sha256()
+    for piece in values:
+        content.update(raw_bytes(piece).data)
+    return content.hexdigest()
 
 
 def _dtype_problem(dtype: str) -> str:

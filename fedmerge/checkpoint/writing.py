@@ -1,5 +1,6 @@
 """Write a model and its merge record as safetensors, shards or a torch file."""
 
+import hashlib
 import io
 import os
 import pickle
@@ -11,10 +12,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, BinaryIO, TypeAlias
+from typing import IO, Any, TypeAlias
 
+import numpy as np
 import torch
 
+from fedmerge.checkpoint.lightning import STATE_DICT
 from fedmerge.checkpoint.outputs import SAFETENSORS, Staging, check_output, naming_alone, staging
 from fedmerge.checkpoint.paths import (
     RECORD_KEY,
@@ -25,11 +28,10 @@ from fedmerge.checkpoint.paths import (
     record_path,
 )
 from fedmerge.checkpoint.safetensors_files import DTYPES, LARGEST_HEADER, METADATA
-from fedmerge.checkpoint.tensors import digest, from_array, non_finite, raw_bytes, torch_dtype
+from fedmerge.checkpoint.tensors import Values, from_array, non_finite, raw_bytes, torch_dtype
 from fedmerge.decoding import decode_json, decode_value, read_text
 from fedmerge.errors import CheckpointError
 from fedmerge.private_torch import rebuild_tensor, rebuild_tensor_as
-from fedmerge.values.arrays import Array
 from fedmerge.values.clients import TensorInfo
 
 Digests: TypeAlias = dict[str, str]
@@ -108,21 +110,35 @@ class Model:
 
     path: Path
     tensors: Mapping[str, TensorInfo]
-    read: Callable[[str], Array]
+    read: Callable[[str], Values]
     aliases: Mapping[str, str]
     record: BuildRecord | None
+    beside: Mapping[str, Any] | None = None  # of the state dict, which is then one entry of these
 
-    def tensor(self, name: str) -> torch.Tensor:
-        """Return a tensor in the dtype in which it is written."""
-        info = self.tensors[name]
-        tensor = from_array(self.read(name), info.dtype)
-        assert tensor.shape == info.shape, f"{name}: {tensor.shape} is not {info.shape}"
-        if info.is_float and (count := sum(non_finite(tensor))):
-            raise CheckpointError(
-                f"{self.path}: {count:,} values of '{name}' do not fit into {info.dtype}",
-                "choose a wider type with `dtype`",
-            )
-        return tensor
+    def write_values(self, name: str, file: IO[bytes]) -> str:
+        """Write a tensor's numbers in the dtype in which it is written; return their SHA-256."""
+        content, count = hashlib.sha256(), 0
+        for piece in self._pieces(name):
+            data = raw_bytes(piece).data
+            file.write(data)
+            content.update(data)
+            count += piece.numel()
+        assert count == self.tensors[name].size, f"{name}: {count} numbers"
+        return content.hexdigest()
+
+    def _pieces(self, name: str) -> Iterator[torch.Tensor]:
+        """Yield a tensor's numbers, all at once or some at a time, that fit into its dtype."""
+        info, values = self.tensors[name], self.read(name)
+        if isinstance(values, np.ndarray):
+            assert values.shape == info.shape, f"{name}: {values.shape} is not {info.shape}"
+            values = [from_array(values, info.dtype)]
+        for piece in values:
+            if info.is_float and (count := sum(non_finite(piece))):
+                raise CheckpointError(
+                    f"{self.path}: {count:,} values of '{name}' do not fit into {info.dtype}",
+                    "choose a wider type with `dtype`",
+                )
+            yield piece
 
     def size(self, name: str) -> int:
         """Return how many bytes a tensor fills."""
@@ -160,9 +176,8 @@ def write_torch(model: Model, stage: Staging) -> Digests:
         _add(archive, "data.pkl", _pickled(model, stored))
         _add(archive, "byteorder", sys.byteorder.encode())
         for key, name in enumerate(stored):
-            tensor = model.tensor(name)
-            _add(archive, f"data/{key}", raw_bytes(tensor).data)
-            digests[name] = digest(tensor)
+            with _record(archive, f"data/{key}", model.size(name)) as file:
+                digests[name] = model.write_values(name, file)
         _add(archive, "version", _VERSION)
     digests = {name: digests[model.aliases.get(name, name)] for name in model.tensors}
     if model.record is not None:
@@ -171,18 +186,22 @@ def write_torch(model: Model, stage: Staging) -> Digests:
     return digests
 
 
-def _add(archive: zipfile.ZipFile, name: str, content: bytes | memoryview) -> None:
-    """Add a record whose bytes begin at a multiple of the alignment, the same on any system."""
+def _add(archive: zipfile.ZipFile, name: str, content: bytes) -> None:
+    with _record(archive, name, len(content)) as file:
+        file.write(content)
+
+
+def _record(archive: zipfile.ZipFile, name: str, size: int) -> IO[bytes]:
+    """Open a record whose bytes begin at a multiple of the alignment, the same on any system."""
     info = zipfile.ZipInfo(f"{_ROOT}/{name}", date_time=(1980, 1, 1, 0, 0, 0))
     info.create_system = 0
-    info.file_size = memoryview(content).nbytes
+    info.file_size = size
     is_large = info.file_size > _LARGE
     fixed = _LOCAL_HEADER + len(info.filename) + 4 + (_ZIP64_HEADER if is_large else 0)
     assert archive.fp is not None
     padding = -(archive.fp.tell() + fixed) % _ALIGNMENT
     info.extra = _PADDING + padding.to_bytes(2, "little") + bytes(padding)
-    with archive.open(info, "w", force_zip64=is_large) as record:
-        record.write(content)
+    return archive.open(info, "w", force_zip64=is_large)
 
 
 @dataclass(frozen=True)
@@ -227,7 +246,8 @@ def _pickled(model: Model, stored: list[str]) -> bytes:
     tensors = {name: _Tensor(model.tensors[name], key) for key, name in enumerate(stored)}
     state = {name: tensors[model.aliases.get(name, name)] for name in model.tensors}
     content = io.BytesIO()
-    _Pickler(content, protocol=_PROTOCOL).dump(state)
+    tree = state if model.beside is None else {STATE_DICT: state, **model.beside}
+    _Pickler(content, protocol=_PROTOCOL).dump(tree)
     return content.getvalue()
 
 
@@ -243,7 +263,7 @@ def write_safetensors(model: Model, stage: Staging) -> Digests:
     empty = _header(model, order, dict.fromkeys(model.tensors, _NO_DIGEST))
     file = stage.create(model.path)
     file.write(empty)
-    written = {name: _write_data(file, model, name) for name in order}
+    written = {name: model.write_values(name, file) for name in order}
     digests = {name: written[name] for name in model.tensors}
     header = _header(model, order, digests)
     assert len(header) == len(empty), "the record's length depends on the digests"
@@ -269,12 +289,6 @@ def write_shards(model: Model, stage: Staging, most: int) -> Digests:
     index = readable({"metadata": metadata, "weight_map": places})
     stage.create(index_path(model.path)).write(index.encode())
     return digests
-
-
-def _write_data(file: BinaryIO, model: Model, name: str) -> str:
-    tensor = model.tensor(name)
-    file.write(raw_bytes(tensor).data)
-    return digest(tensor)
 
 
 def _by_alignment(tensors: Mapping[str, TensorInfo]) -> list[str]:
@@ -315,26 +329,28 @@ _NO_ALIASES: Mapping[str, str] = MappingProxyType({})
 def write_model(
     path: str | Path,
     tensors: Mapping[str, TensorInfo],
-    read: Callable[[str], Array],
+    read: Callable[[str], Values],
     *,
     aliases: Mapping[str, str] = _NO_ALIASES,
     record: BuildRecord | None = None,
     force: bool = False,
     again: bool = False,
     shard_size: int | None = None,
+    beside: Mapping[str, Any] | None = None,
 ) -> Digests:
     """Write tensors under their final names and return the SHA-256 of each.
 
-    `read` gives each tensor as an array of its shape; `aliases` are further names of earlier
-    tensors, which torch files store once; `record` builds the merge record from the
-    digests, and must be as long for any others. Bytes depend on the content alone. With
+    `read` gives each tensor as an array of its shape, or in flat pieces of its dtype; `aliases` are
+    further names of earlier tensors, which torch files store once; `record` builds the merge record
+    from the digests, and must be as long for any others. Bytes depend on the content alone. With
     `shard_size` the tensors go into files of at most so many bytes of values, and an index.
     `force` replaces what is there; `again`: files with the same content may be there already.
+    `beside`: what a torch file holds of plain values, around its state dict.
     """
     path = Path(path)
     check_output(path, inputs=[], force=force or again, sharded=shard_size is not None)
     assert {*aliases, *aliases.values()} <= set(tensors)
-    model = Model(path, tensors, read, aliases, record)
+    model = Model(path, tensors, read, aliases, record, beside)
     if shard_size is not None:
         return _write_sharded(model, shard_size, force=force, again=again)
     write = write_safetensors if path.suffix.lower() == SAFETENSORS else write_torch

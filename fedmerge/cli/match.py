@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedmerge.api import frontier, match, predict_match
 from fedmerge.checkpoint import expand_paths, record_path, written_path
+from fedmerge.cli.adapter_merges import has_adapters, merge_given
 from fedmerge.cli.arguments import (
     given_plan,
     image_options,
@@ -20,6 +20,7 @@ from fedmerge.cli.arguments import (
     probe_options,
 )
 from fedmerge.cli.merged_folder import upload_command, width_lines
+from fedmerge.cli.next_commands import NEEDED, TRUSTED, next_command
 from fedmerge.cli.output import Terminal
 from fedmerge.errors import UsageError
 from fedmerge.merging.prediction import Prediction
@@ -38,6 +39,9 @@ _AS_GIVEN = ("force", "shard_size", "report", "require", "device")
 
 def run(given: Mapping[str, Any], terminal: Terminal) -> None:
     """Merge the clients, write the result and say what it is."""
+    if has_adapters(given["clients"]):
+        merge_given(given, terminal)
+        return
     options, probes = match_options(given), _probe_options(given)
     inputs: dict[str, Any] = {"options": options, "model": model_code(given)}
     inputs["plan"] = given_plan(given)
@@ -65,10 +69,11 @@ def run(given: Mapping[str, Any], terminal: Terminal) -> None:
     _show_merge(merge, output, terminal)
     is_whole = len(merge.clients) == len(sessions[0].clients)
     clients = given["clients"] if is_whole else _files(merge)
-    trust = [part for name in options.allow_global for part in ("--allow-global", name)]
-    code = given["model"] or _folder_code(merge)
-    terminal.line(_verdict(merge, output, clients, code, trust))
-    _say_how_to_check(output, _as_given(clients, _files(merge)), trust, terminal)
+    known = given if given["model"] else {**given, "model": _folder_code(merge)}
+    terminal.line(_verdict(merge, output, clients, known))
+    checked = [output, *_as_given(clients, _files(merge))]
+    terminal.line(f"wrote {written(output)}; check it with:")
+    terminal.line(next_command("verify", checked, given, TRUSTED))
     say_page(given, terminal)
     if output.is_dir():
         terminal.line(f"upload it with: {upload_command(output)}")
@@ -134,8 +139,10 @@ def _show_merge(merge: Merge, output: Path, terminal: Terminal) -> None:
     names = wording.listed([client.name for client in merge.clients], wording.MOST_LISTED)
     if merge.quality is not None and merge.quality.is_client:  # what a reader has to know first
         terminal.line(merge.verdict)
-    clients, net = wording.count(len(merge.clients)), merge.plan.architecture or "one plan"
-    title = f"{clients} clients ({names}) of {net}"
+    is_planless = merge.options.method == "average" and not merge.groups
+    net = merge.plan.architecture or "one plan"
+    how = ", averaged element by element" if is_planless else f" of {net}"
+    title = f"{wording.count(len(merge.clients))} clients ({names}){how}"
     rows = [
         [
             group.name,
@@ -148,6 +155,8 @@ def _show_merge(merge: Merge, output: Path, terminal: Terminal) -> None:
     ]
     if merge.is_program:
         terminal.line(f"{title}, as branches of one program: it returns their weighted mean")
+    elif is_planless:
+        terminal.line(title)
     else:
         terminal.table(title, ["group", "clients", "global", "matched", "scatter"], rows)
     for line in (*sizes(merge), *width_lines(merge), *ways_to_load(merge, output)):
@@ -184,15 +193,6 @@ def _shared_start(merge: Merge) -> str:
     return said
 
 
-def _say_how_to_check(
-    output: Path, clients: Sequence[Path], trust: Sequence[str], terminal: Terminal
-) -> None:
-    """Name what was written, and end with a command that checks it."""
-    terminal.line(f"wrote {written(output)}; check it with:")
-    files = map(as_argument, [output, *clients])
-    terminal.line(shlex.join(["fedmerge", "verify", *files, *trust]))
-
-
 def _files(merge: Merge) -> list[Path]:
     """Return the files of the clients that were merged, which are not those that were left out."""
     return [client.path for client in merge.clients if client.path is not None]
@@ -211,11 +211,6 @@ def written(output: Path) -> str:
     if output.suffix == ".json":
         return f"{output} and the shards that it names"
     return str(output) if output.suffix == ".safetensors" else f"{output} and {record_path(output)}"
-
-
-def as_argument(path: Path) -> str:
-    """Return a path that is no option, whatever its name starts with."""
-    return f"./{path}" if str(path).startswith("-") else str(path)
 
 
 def sizes(merge: Merge) -> list[str]:
@@ -262,19 +257,11 @@ def ways_to_load(merge: Merge, output: Path) -> list[str]:
     ]
 
 
-def _verdict(
-    merge: Merge, output: Path, clients: Sequence[Path], model: str | None, trust: Sequence[str]
-) -> str:
+def _verdict(merge: Merge, output: Path, clients: Sequence[Path], given: Mapping[str, Any]) -> str:
     """Say in one line how good the merge is, as far as it is known, and how to measure it."""
-    files = [
-        *map(as_argument, map(Path, clients)),
-        "--global",
-        as_argument(output),
-        "--model",
-        model or "M",
-        *trust,
-    ]
-    measure = f"measure it: {shlex.join(['fedmerge', 'compare', *files])} --data FILE"
+    files: list[str | Path] = [*map(Path, clients), "--global", output]
+    needed = {**given, "model": given["model"] or "M"}
+    measure = f"measure it: {next_command('compare', files, needed, NEEDED)} --data FILE"
     found = merge.quality
     if merge.is_program:
         return f"quality: it is the clients' ensemble itself; {measure}"

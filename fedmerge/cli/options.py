@@ -48,7 +48,7 @@ _DATA = Option(
 )
 _OUTPUT = Option(
     "output",
-    "Where to write: .pt, .pth, .bin, .ckpt or .safetensors",
+    "Where to write: .pt, .pth, .bin, .safetensors, or .ckpt of Lightning clients",
     "FILE",
     kind=Path,
     flags=("-o", "--output"),
@@ -170,8 +170,7 @@ _BY_COMMAND: Mapping[str, Sequence[Option]] = {  # what differs in one command f
     "match": (
         replace(
             _MERGED_OUTPUT,
-            help="Where to write: .pt, .pth, .bin, .ckpt or .safetensors; else a folder, if the "
-            "clients are such",
+            help=f"{_OUTPUT.help}; else a folder, if the clients are such or LoRA adapters",
             values="FILE|FOLDER",
         ),
         Option("normalize", "Mean and deviation of x/255, where images hold bytes", "MEAN,STD"),
@@ -269,6 +268,7 @@ _BY_COMMAND: Mapping[str, Sequence[Option]] = {  # what differs in one command f
         ),
         *_described(PartitionOptions),
     ),
+    "convert": (replace(_OUTPUT, help="Where to write: .pt, .pth, .bin, .ckpt or .safetensors"),),
     "export": (
         replace(_MODEL, is_required=True),
         replace(_OUTPUT, help="Where to write"),

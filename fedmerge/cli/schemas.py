@@ -14,6 +14,7 @@ from msgspec import UNSET, Struct, UnsetType
 from fedmerge.architecture.plan_json import JsonPlan
 from fedmerge.cli.config import config_type, configurable
 from fedmerge.decoding import Count
+from fedmerge.merging.adapter_record import AdapterRecord
 from fedmerge.merging.record_schema import FrontierEntry, QualityEntry, RecordFile, RoundEntry
 
 Numbers: TypeAlias = dict[str, float | None]  # None: not finite
@@ -78,6 +79,23 @@ class Merged(Result):
     seconds: float
     frontier: FrontierEntry | UnsetType = UNSET  # with --frontier
     report: str | UnsetType = UNSET  # with --report
+
+
+class MergedAdapters(Result):
+    """`match` of LoRA adapters, with `--dry-run` too."""
+
+    adapter: Literal[True]
+    clients: list[str]
+    rank: Count  # the largest of any module
+    client_ranks: dict[str, Count]
+    kept: float  # share of the mean update's squared Frobenius norm
+    modules: Count
+    averaged: Count  # tensors that were trained whole
+    parameters: Count
+    warnings: list[str]
+    dry_run: bool
+    output: str | None
+    seconds: float
 
 
 class Predicted(Result):
@@ -272,7 +290,7 @@ class Exported(Result):
 
 
 RESULTS: Mapping[str, tuple[type, ...]] = {  # command → what it prints, beside `Failed`
-    "match": (Merged, Predicted),
+    "match": (Merged, MergedAdapters, Predicted),
     "retrain": (Retrained, PredictedRun),
     "demo": (Demonstrated,),
     "eval": (Evaluated,),
@@ -295,6 +313,7 @@ def schemas() -> dict[str, dict[str, Any]]:
     """Return every schema by the name of its file."""
     found = {
         "record": _schema("A merge record", RecordFile),
+        "adapter-record": _schema("A merge record of LoRA adapters", AdapterRecord),
         "plan": _schema("A plan", JsonPlan),
         "class-counts": _schema("Samples per client and class", CLASS_COUNTS),
     }

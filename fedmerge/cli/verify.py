@@ -42,7 +42,7 @@ def run(given: Mapping[str, Any], terminal: Terminal) -> int:
     if not found.ok:
         terminal.line(f"{merged.name}: differs from its record")
         return VerificationError.exit_code
-    what = "tensors" if found.is_program else "tensors and all assignments"
+    what = "tensors" if found.is_program or found.is_adapter else "tensors and all assignments"
     terminal.line(f"{merged.name}: {found.tensors} {what} agree with the record")
     if found.recomputed:
         if found.fitted < found.tensors:

@@ -82,7 +82,8 @@ def prepare_run(
     model = model.fed_with(first)
     algorithm = METHODS[options.method]
     matching = replace(options.matching, method=algorithm.merge)
-    session = prepare(start.clients, matching, plan=plan or start.plan, model=model, device=device)
+    given = plan or start.plan
+    session = prepare(start.clients, matching, plan=given, model=model, device=device, is_run=True)
     # Rounds place one group after the other, in every client: units inside heads all alike.
     session = replace(session, plan=with_inside(session.plan, {}))
     if plan is not None or start.plan is None:  # else they tell how the merged file was planned

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import msgspec
 import numpy as np
 
-from fedmerge.checkpoint import array_digest, open_tensors, readable, write_model, write_text
+from fedmerge.checkpoint import open_tensors, readable, values_digest, write_model, write_text
 from fedmerge.decoding import Fail, decode_json, read_text
 from fedmerge.errors import CheckpointError
 from fedmerge.federated.federation import Federation, Layer, Round
@@ -64,7 +64,7 @@ def read_sealed(path: Path, *, fail: Fail) -> SealedTensors:
         raise fail(_reason(path, error)) from error
     sealed = decode_json(opened.metadata.get(RECORD, "{}"), _Sealed, fail=fail)
     about = bytes(sealed.about)
-    digests = {n: array_digest(array, opened.tensors[n].dtype) for n, array in arrays.items()}
+    digests = {n: values_digest(array, opened.tensors[n].dtype) for n, array in arrays.items()}
     if _tensors_digest(about, opened.tensors, digests) != sealed.sha256:
         raise fail("it is not as it was written")
     return SealedTensors(arrays, about)

@@ -199,6 +199,7 @@ class Shortcuts:
     price: bool = True  # offer new units at one price, not as columns
     greedy: bool = True  # no solver where every row's favourite is its own
     stop: bool = True  # end the search after a sweep that changes nothing
+    pair: bool = True  # make no sweep over two equally wide clients: one step solves their problem
 
 
 class TooWide(Exception):  # noqa: N818, how a search ends that nobody wants the result of

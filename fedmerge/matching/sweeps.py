@@ -8,6 +8,7 @@ import numpy as np
 
 from fedmerge.errors import MatchingError
 from fedmerge.matching.assignment import NEW, StepProblem, best_step, distinct_favourites
+from fedmerge.matching.pairs import is_pair, match_pair
 from fedmerge.matching.scores import (
     HOMELESS,
     ClientUnits,
@@ -282,6 +283,15 @@ def match_units(
     exact = prior.sigma < EXACT_BELOW * (prior.sigma + prior.sigma0)
     clients = [client_units(features, exact=exact) for features in units]
     _check(clients, max_width)
+    if shortcuts.pair and is_pair(clients):
+        return match_pair(
+            clients,
+            prior,
+            options,
+            max_width=max_width,
+            shortcuts=shortcuts,
+            is_hopeless=is_hopeless,
+        )
     order = sorted(range(len(clients)), key=lambda client: -clients[client].features.count)
     slots = Slots(clients, clients[order[0]].features.count)
     visitor = Visitor(clients, slots, prior, options, max_width=max_width, shortcuts=shortcuts)

@@ -23,6 +23,7 @@ from fedmerge.merging.quality import (
 )
 from fedmerge.merging.session import Session
 from fedmerge.probes.augmentation import Augmentation, augmentation_for, mirrored
+from fedmerge.probes.descent import lowest
 from fedmerge.probes.probe_inputs import Probes
 
 COPIES = 3  # changed copies of the held-out probes: nets know many inputs by heart as they are
@@ -168,20 +169,14 @@ def pooled_weights(scores: Sequence[Tensor]) -> list[float]:
     step = -(-len(scores[0]) // POOLED_ROWS)
     each = torch.stack([own[::step].double() for own in scores])
     wanted = each.softmax(2).mean(0)
-    log_weights = torch.zeros(len(each), dtype=torch.double, requires_grad=True)
-    search = torch.optim.LBFGS([log_weights], max_iter=100, line_search_fn="strong_wolfe")
 
-    def loss() -> Tensor:
-        search.zero_grad()
+    def loss(log_weights: Tensor) -> Tensor:
         mean = (log_weights.exp()[:, None, None] * each).mean(0)
         missed = -(wanted * mean.log_softmax(1)).sum(1).mean()
-        found: Tensor = missed + PRIOR * log_weights.var(correction=0)
-        torch.autograd.backward(found)
-        return found
+        return missed + PRIOR * log_weights.var(correction=0)
 
-    with torch.enable_grad():
-        search.step(loss)  # type: ignore[no-untyped-call]
-    weights = (log_weights.detach() - log_weights.detach().max()).exp().tolist()
+    log_weights = lowest(loss, torch.zeros(len(each), dtype=torch.double))
+    weights = (log_weights - log_weights.max()).exp().tolist()
     if not 0 < min(weights) < 1 / ALIKE_COUNT:  # nor where there is no best: scores beyond measure
         return [1.0] * len(scores)
     return [float(f"{weight:.{DIGITS}g}") for weight in weights]

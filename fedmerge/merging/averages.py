@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 
+from fedmerge.checkpoint import non_finite, torch_dtype
 from fedmerge.errors import UsageError
 from fedmerge.matching.features import Placement, add_mapped, along, targets_of
+from fedmerge.merging.client_sources import pieces_of
 from fedmerge.merging.options import NO_LEAD, Dials, MatchOptions
 from fedmerge.values.arrays import Float64Array, FloatArray, IntArray
 from fedmerge.values.clients import Client
 from fedmerge.values.plans import Plan, TensorPlan, Widths, axis_size, index_map
 from fedmerge.values.wording import listed
+
+PIECE = 1 << 18  # numbers averaged at once: sums in double precision then stay in a core's cache
 
 
 @dataclass(frozen=True)
@@ -50,6 +55,12 @@ class Averaging:
         if self.class_weights is not None and tensor.makes_outputs:
             return np.asarray(self.class_weights[client])
         return np.array(self.client_weights[client], dtype=np.float64)
+
+    def client_shares(self, tensor: TensorPlan) -> tuple[float, ...] | None:
+        """Return what each client counts for all of a tensor's numbers; None where they differ."""
+        is_by_class = self.class_weights is not None and tensor.makes_outputs
+        is_by_unit = self.lead is not None or self.shrinkage > 0 or self.recurrent_over_all
+        return None if is_by_class or is_by_unit else self.client_weights
 
     def divisor(self, owned: Float64Array, tensor: TensorPlan) -> Float64Array:
         """Return what a tensor's weighted sum is divided by: per output unit, or one number."""
@@ -92,6 +103,27 @@ def average_tensor(
     return np.asarray(total, dtype=np.result_type(*stored))
 
 
+def mean_pieces(
+    name: str, clients: Sequence[Client], weights: Sequence[float], dtype: str
+) -> Iterator[torch.Tensor]:
+    """Yield the mean of tensors whose numbers lie at the same places, in flat pieces of a dtype.
+
+    Numbers are those of `average_tensor`, but no more of them are in memory than a piece has.
+    """
+    total_weight = sum(weights)
+    for parts in zip(*(pieces_of(client, name, PIECE) for client in clients), strict=True):
+        total = torch.zeros(len(parts[0]), dtype=torch.float64)
+        for weight, part in zip(weights, parts, strict=True):
+            wide = part.double()
+            total += wide if weight == 1 else wide.mul_(weight)
+        total /= total_weight
+        if any(non_finite(total)):
+            for client in clients:
+                client.read(name)  # which tells whose numbers are not finite
+        is_wide = any(part.dtype == torch.float64 for part in parts)
+        yield (total if is_wide else total.float()).to(torch_dtype(dtype))
+
+
 def out_places(tensor: TensorPlan, placement: Placement, widths: Widths) -> IntArray:
     """Return the global places of a client's positions along a tensor's out axis."""
     if not tensor.axes:
@@ -106,7 +138,7 @@ def averaging_for(
     options: MatchOptions, dials: Dials, plan: Plan, clients: Sequence[Client]
 ) -> Averaging:
     """Return how much each client counts, from the options."""
-    weights = _client_weights(options.client_weight, clients)
+    weights = client_weights(options.client_weight, clients)
     shrinkage = 0.0
     if dials.posterior_mean and not plan.is_recurrent:
         assert dials.sigma is not None
@@ -133,7 +165,8 @@ def _lead(name: str | None, clients: Sequence[Client]) -> int | None:
     return names.index(name)
 
 
-def _client_weights(given: Mapping[str, float], clients: Sequence[Client]) -> tuple[float, ...]:
+def client_weights(given: Mapping[str, float], clients: Sequence[Client]) -> tuple[float, ...]:
+    """Return how much each client counts: as given by name, else 1."""
     names = [client.name for client in clients]
     for name in given:
         if name not in names:

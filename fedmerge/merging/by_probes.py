@@ -67,7 +67,7 @@ def choose_merge(
     answers: Answers, responses: UnitResponses, probing: ProbeOptions, progress: Progress
 ) -> Merge:
     """Match, try every way to merge, and return the best with what is known of its quality."""
-    by_weights = merge_by_weights(answers.session, silent)
+    by_weights = merge_by_weights(answers.session, silent, only_if_shared=True)
     if not by_weights.shares_start:
         answers = with_voices(answers)
     session = answers.session

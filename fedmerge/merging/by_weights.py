@@ -36,6 +36,7 @@ BUDGET_TRIES = 12  # matchings of the whole plan at most
 # A try whose clients, each placed once, are so many times wider than what fits is given up: sweeps
 # hardly make it narrower, and its time grows with the square of the clients.
 HOPELESS = 2
+TRAINED_APART = 0.1  # share of units at the same places that one pass finds at most
 LIMIT_BITS = 30  # halvings of the range of limits, beyond any width's resolution
 
 
@@ -54,9 +55,17 @@ class Compared:
 BY_WEIGHTS_ALONE = Compared()
 
 
-def merge_by_weights(session: Session, progress: Progress) -> Merge:
-    """Match every group by weights; clients of one start that stayed there are averaged instead."""
-    solution = solve(session, progress)
+def merge_by_weights(
+    session: Session, progress: Progress, *, only_if_shared: bool = False
+) -> Merge:
+    """Match every group by weights; clients of one start that stayed there are averaged instead.
+
+    With `only_if_shared`, one pass tells clients that were trained apart, and that is all.
+    """
+    solution = _within_budget(session, progress)
+    share = in_place(solution.matchings)
+    if not only_if_shared or share is None or share >= TRAINED_APART:
+        solution = _refined(session, solution, progress)
     merge = replace(merge_of(session, solution), in_place=in_place(solution.matchings))
     if merge.stays_in_place and merge.growth > 1 and _leaves_units_open(session):
         return replace(average(session), in_place=merge.in_place)

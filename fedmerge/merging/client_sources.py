@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -186,6 +186,15 @@ def _like(client: Checkpoint, first: Checkpoint) -> Checkpoint:
     return client.with_names(names, first.prefix)
 
 
+def pieces_of(client: Client, name: str, most: int) -> Iterator[torch.Tensor]:
+    """Return a client's tensor as flat pieces of at most so many numbers, as they are stored."""
+    if isinstance(client, RenamedClient):
+        return pieces_of(client.client, client.own_names[name], most)
+    if isinstance(client, Checkpoint):
+        return client.pieces(name, most)
+    return iter(torch.split(torch.from_numpy(client.read(name)).reshape(-1), most))
+
+
 def align_names(clients: Sequence[Client], *, by_order: bool, keep: Sequence[str]) -> list[Client]:
     """Return the clients under the first one's tensor names, or say how the names differ.
 
@@ -247,6 +256,22 @@ def check_dtypes(clients: Sequence[Client], names: Collection[str]) -> None:
                 raise ArchitectureError(
                     f"{client.name}: '{name}' is {found}, expected {expected} as in {first.name}",
                     "say which dtype the result shall have with `dtype`",
+                )
+
+
+def check_shapes(clients: Sequence[Client], kept: Collection[str]) -> None:
+    """Refuse clients whose tensors can't be averaged place by place."""
+    first, *others = clients
+    for client in others:
+        for name, expected in first.tensors.items():
+            if not expected.is_float or name in kept:
+                continue
+            found = client.tensors[name]
+            if found.shape != expected.shape:
+                raise ArchitectureError(
+                    f"{client.name}: '{name}' is {_shape(found)}, expected {_shape(expected)} as "
+                    f"in {first.name}: an element-wise average needs equal shapes",
+                    "use `method=fedma`, which merges nets of different widths",
                 )
 
 

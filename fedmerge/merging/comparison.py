@@ -11,9 +11,16 @@ from typing import Any, Literal, TypeAlias
 from torch import Tensor
 
 from fedmerge.architecture.model_code import ModelCode
-from fedmerge.checkpoint import Checkpoint, expand_paths, from_state_dict
+from fedmerge.checkpoint import (
+    Checkpoint,
+    ReadOptions,
+    client_names,
+    expand_paths,
+    from_state_dict,
+    has_record,
+    open_checkpoint,
+)
 from fedmerge.errors import ArchitectureError
-from fedmerge.merging.client_sources import open_clients
 from fedmerge.merging.evaluations import Judge, count_floats
 from fedmerge.merging.methods import merge_session
 from fedmerge.merging.quality import Position, compared_rows, distance, same_decisions
@@ -116,7 +123,7 @@ def compare(
     `is_timed`: what they cost to run is measured, too. One model is in memory at a time.
     """
     files = expand_paths(merged)
-    others = open_clients(files, session.options.reading) if files else []
+    others = _open_merged(files, session.options.reading)
     table = _Table(replace(judge, keep=compared_rows, is_timed=is_timed), model, session, probes)
     rows = [
         *table.client_rows(progress),
@@ -137,6 +144,14 @@ def compare(
 
 
 _ORDER: tuple[Kind, ...] = ("client", "mean", "best", "average", "ensemble", "match", "global")
+
+
+def _open_merged(files: Sequence[Path], reading: ReadOptions) -> list[Checkpoint]:
+    """Open merged files: what fedmerge wrote is plain, whatever the clients' files are."""
+    return [
+        open_checkpoint(path, ReadOptions() if has_record(path) else reading, name=name)
+        for path, name in zip(files, client_names(files), strict=True)
+    ]
 
 
 @dataclass(frozen=True)

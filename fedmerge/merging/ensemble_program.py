@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from fedmerge.architecture.model_code import ModelCode, outputs_of, tensors_in
 from fedmerge.checkpoint import (
     Checkpoint,
-    array_digest,
     from_state_dict,
     open_checkpoint,
+    values_digest,
     write_program,
 )
 from fedmerge.errors import ArchitectureError, CheckpointError, UsageError
@@ -207,7 +207,7 @@ def _member_differences(
         source = client if name in client.tensors else first
         values = source.read(source.aliases.get(name, name))
         dtype = checkpoint.tensors[stored].dtype
-        if array_digest(values, dtype) != checkpoint.tensor_digest(stored):
+        if values_digest(values, dtype) != checkpoint.tensor_digest(stored):
             yield f"tensor '{stored}' is not {client.name}'s '{name}'"
 
 

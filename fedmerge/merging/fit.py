@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -23,7 +24,6 @@ from fedmerge.merging.targets import (
 )
 from fedmerge.probes.layer_calls import Call, CellCall, LayerCall, names_of
 from fedmerge.probes.least_squares import (
-    WIDE,
     Fit,
     GramSum,
     Moments,
@@ -43,16 +43,21 @@ from fedmerge.values.wording import Progress, silent
 STRENGTHS = (1e-4, 1e-3, 1e-2, 1e-1, 1.0, 10.0)  # of the ridge, one is chosen per layer
 CANDIDATE = 2  # the gate of a GRU whose part from the states is gated before it is added
 GRU_GATES = 3
+ROWS_AT_ONCE = 4096  # that are put together of a convolution's input: bounds memory
+TRIES = 4  # strengths that are judged, about
 
 
-def layer_rows(call: LayerCall, part: Part) -> tuple[Tensor, Tensor]:
-    """Return what a layer reads and should give (rows, …)."""
-    inputs = call.patches(part.rows)
-    return inputs, part.mean("outputs").to(inputs)
+def layer_rows(call: LayerCall, part: Part) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield what a layer reads and should give (rows, …), some rows at once."""
+    wanted = part.mean("outputs")
+    for start in range(0, len(wanted), ROWS_AT_ONCE):
+        some = slice(start, start + ROWS_AT_ONCE)
+        inputs = call.patches(part.rows[some])
+        yield inputs, wanted[some].to(inputs)
 
 
-def cell_rows(call: CellCall, part: Part) -> tuple[Tensor, Tensor]:
-    """Return what a recurrent layer reads and should add to its gates (rows, …).
+def cell_rows(call: CellCall, part: Part) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield what a recurrent layer reads and should add to its gates (rows, …).
 
     The states are the owners' mean: those of the layer itself are right only once it is fitted.
     Targets are three: from inputs and states together, from inputs, and from states.
@@ -60,7 +65,7 @@ def cell_rows(call: CellCall, part: Part) -> tuple[Tensor, Tensor]:
     inputs, _ = call.rows(part.rows)
     states = part.mean("states").to(inputs)
     one, two = part.mean("from_inputs").to(inputs), part.mean("from_states").to(inputs)
-    return torch.cat([inputs, states], dim=1), torch.cat([one + two, one, two], dim=1)
+    yield torch.cat([inputs, states], dim=1), torch.cat([one + two, one, two], dim=1)
 
 
 def fitted_layer(
@@ -267,8 +272,10 @@ class Fitter:
             {number - first: call for number, call in calls.items() if number >= first},
         )
         fitted, held_out = (
-            self._summary(own, targets[name], has_intercept=has_intercept)
-            for own, targets in zip(numbered, self.targets, strict=True)
+            self._summary(own, targets[name], are_kept=are_kept, has_intercept=has_intercept)
+            for own, targets, are_kept in zip(
+                numbered, self.targets, (_are_few, _only_judge), strict=True
+            )
         )
         if fitted is None or held_out is None:
             return {}
@@ -278,18 +285,26 @@ class Fitter:
         return fitted_cell(self.modules.own_names, arrays, call, moments)
 
     def _summary(
-        self, calls: Mapping[int, Call], parts: Mapping[int, Part], *, has_intercept: bool
+        self,
+        calls: Mapping[int, Call],
+        parts: Mapping[int, Part],
+        *,
+        are_kept: Callable[[LayerCall, int], bool],
+        has_intercept: bool,
     ) -> Summary | None:
-        """Return what the global model's layer reads and should give, of all batches."""
+        """Return what the global model's layer reads and should give, of all batches.
+
+        Rows are kept themselves where that costs less than their moments.
+        """
         known = [(calls[k], parts[k]) for k in calls if k in parts]
         if not known:
             return None
-        pairs = (
+        pairs = itertools.chain.from_iterable(
             layer_rows(call, part) if isinstance(call, LayerCall) else cell_rows(call, part)
             for call, part in known
         )
         call, rows = known[0][0], sum(len(part.rows) for _, part in known)
-        if isinstance(call, LayerCall) and call.reads > WIDE and rows < call.reads:
+        if isinstance(call, LayerCall) and are_kept(call, rows):
             inputs, targets = map(torch.cat, zip(*pairs, strict=True))
             return few_rows(inputs, targets, has_intercept=has_intercept)
         total: GramSum | None = None
@@ -299,3 +314,13 @@ class Fitter:
             total.add(inputs, targets)
         assert total is not None
         return total.result(has_intercept=has_intercept)
+
+
+def _are_few(call: LayerCall, rows: int) -> bool:
+    """Return whether a layer is fitted to fewer rows than it reads numbers."""
+    return rows < call.reads
+
+
+def _only_judge(call: LayerCall, rows: int) -> bool:
+    """Return whether to run some weights on held-out rows takes less than their moments."""
+    return TRIES * call.outputs.shape[1] < call.reads

@@ -10,6 +10,7 @@ from fedmerge.architecture import ChainOptions, classify, plan_chain
 from fedmerge.checkpoint import Checkpoint, ReadOptions, client_names, expand_paths, open_checkpoint
 from fedmerge.errors import FedmergeError
 from fedmerge.merging.client_sources import first_difference
+from fedmerge.merging.session import check_no_adapter
 from fedmerge.values.clients import TensorInfo
 from fedmerge.values.option_fields import checked
 from fedmerge.values.plans import Plan
@@ -90,6 +91,7 @@ def _members(checkpoint: Checkpoint) -> int:
 
 
 def _plan(checkpoint: Checkpoint, chain: ChainOptions) -> Plan:
+    check_no_adapter(checkpoint)
     if checkpoint.program is not None:
         from fedmerge.architecture.plan_apart import plan_graph  # other files do without
 

@@ -15,6 +15,7 @@ from fedmerge.architecture import plan_from_json, solve_widths
 from fedmerge.checkpoint import Checkpoint
 from fedmerge.decoding import decode_value, shortened
 from fedmerge.errors import ArchitectureError, CheckpointError, FedmergeError, UnsafeCheckpointError
+from fedmerge.merging.adapter_record import is_adapter_record
 from fedmerge.merging.options import MatchOptions, RecordedOptions, option_name
 from fedmerge.merging.record_schema import (
     FORMAT,
@@ -193,6 +194,11 @@ def _places(
 
 
 def _check_format(value: Mapping[str, Any], source: str) -> None:
+    if is_adapter_record(value):
+        raise CheckpointError(
+            f"{source}: the record of merged LoRA adapters, which have no units",
+            "`fedmerge verify` checks it; merge again with `fedmerge match`",
+        )
     found = value.get("format")
     if isinstance(found, int) and found != FORMAT:
         raise CheckpointError(

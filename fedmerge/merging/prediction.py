@@ -7,8 +7,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from fedmerge.merging.averages import PIECE
 from fedmerge.merging.session import Session
 from fedmerge.values.plans import Plan, TensorPlan, axis_size
+
+_PIECES = 8  # bytes of a number in a piece of an average, at most
 
 
 @dataclass(frozen=True)
@@ -50,11 +53,13 @@ def predict(session: Session) -> Prediction:
     fewest, most = session.parameters(narrow), session.parameters(wide)
     if grows and budget is not None:
         most = max(fewest, min(most, int(budget * fewest)))
+    is_read_whole = session.options.method != "average" or bool(session.plan.groups)
+    memory = 4 * most + _largest_group_bytes(session, narrow)
     return Prediction(
         groups=tuple(groups),
         fewest_parameters=fewest,
         most_parameters=most,
-        memory=4 * most + _largest_group_bytes(session, narrow),
+        memory=memory if is_read_whole else _PIECES * PIECE * (len(session.clients) + 2),
         read=sum(client.size for client in session.clients),
     )
 

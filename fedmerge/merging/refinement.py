@@ -29,6 +29,7 @@ from fedmerge.merging.quality import (
 )
 from fedmerge.merging.result import Merge
 from fedmerge.probes.augmentation import Augmentation
+from fedmerge.probes.descent import Adam
 from fedmerge.probes.probe_inputs import Probes
 from fedmerge.probes.sources import work_of
 from fedmerge.user_code import derived_seed, parts_of, seeded, user_code
@@ -106,19 +107,18 @@ class Refiner:
         """Return a merge whose tensors were trained for some steps."""
         model = self._model(start)
         parameters = self._parameters(model)
-        optimizer = torch.optim.Adam(list(parameters.values()), lr=rate)
-        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, _rate(steps))
+        trained, share = list(parameters.values()), _rate(steps)
+        adam = Adam(trained, rate=rate)
         with seeded(self.seed, self.modules.device), _differentiable(model):
             for step in range(steps):
                 progress("refining", step, steps)
                 lesson = self._lesson(step)
-                optimizer.zero_grad(set_to_none=True)
                 outputs = compared_rows(evaluated(model, lesson.inputs, has_gradient=True))
                 loss = refinement_loss(outputs, lesson.wanted, spread=self._spread)
                 with user_code("the model can't be trained"):
-                    torch.autograd.backward(loss)
-                    optimizer.step()
-                schedule.step()
+                    gradients = torch.autograd.grad(loss, trained, allow_unused=True)
+                adam.rate = rate * share(step)
+                adam.step(gradients)
         progress("refining", steps, steps)
         arrays = {name: p.detach().cpu().numpy().copy() for name, p in parameters.items()}
         return replace(start, fitted={**start.fitted, **arrays})

@@ -15,18 +15,27 @@ import torch
 
 from fedmerge import __version__
 from fedmerge.architecture import plan_to_json
-from fedmerge.checkpoint import Checkpoint, parse_size, to_torch, write_model, written_path
+from fedmerge.checkpoint import (
+    LIGHTNING,
+    Checkpoint,
+    Values,
+    entries_to_write,
+    parse_size,
+    to_torch,
+    write_model,
+    written_path,
+)
 from fedmerge.errors import ArchitectureError, QualityError, UsageError
 from fedmerge.matching import GroupMatching
 from fedmerge.matching.features import Placement, place_tensor
-from fedmerge.merging.averages import MOST_NAMES, average_tensor
+from fedmerge.merging.averages import MOST_NAMES, average_tensor, mean_pieces
 from fedmerge.merging.options import Dials, MatchOptions, options_to_json
 from fedmerge.merging.record_schema import FORMAT, SCHEMA, GroupEntry, SourceEntry, rounded
 from fedmerge.merging.session import Session
 from fedmerge.notebook import html_table
 from fedmerge.values.arrays import Array, IntArray
 from fedmerge.values.clients import Client, TensorInfo
-from fedmerge.values.plans import Assignment, Norm, Plan, axis_size, equal_widths
+from fedmerge.values.plans import Assignment, Norm, Plan, TensorPlan, axis_size, equal_widths
 from fedmerge.values.wording import Progress, listed, percent, silent, widths
 
 if TYPE_CHECKING:
@@ -179,6 +188,30 @@ class Merge:
             return self.fitted[name]
         return self.averaged(name)
 
+    def values(self, name: str) -> Values:
+        """Return one global tensor for its file: in pieces where it is a mean of equal places."""
+        source = self.session.aligned[0].aliases.get(name, name)
+        planned = self.plan.tensors.get(source)
+        if planned is None or source in self.fitted or self._is_moved(planned):
+            return self.read(name)
+        shares = self.session.averaging.client_shares(planned)
+        if shares is None:
+            return self.read(name)
+        return mean_pieces(source, self.session.aligned, shares, self.tensors[name].dtype)
+
+    def _is_moved(self, tensor: TensorPlan) -> bool:
+        """Return whether any client's numbers go to other places than they have."""
+        return not (tensor.produces | tensor.consumes) <= self._unmoved
+
+    @cached_property
+    def _unmoved(self) -> frozenset[str]:
+        """The groups whose units all stay where they are, in every client."""
+        return frozenset(
+            group
+            for group, width in self.widths.items()
+            if all(np.array_equal(p[group].indices, np.arange(width)) for p in self.placements)
+        )
+
     def averaged(self, name: str, clients: Sequence[Client] | None = None) -> Array:
         """Return the owners' mean of one tensor, of the clients or of others in their place."""
         return average_tensor(
@@ -268,9 +301,9 @@ class Merge:
         aliases = first.aliases.items()
         started = itertools.count()
 
-        def read(written: str) -> Array:
+        def read(written: str) -> Values:
             progress("writing", next(started), len(own_names))
-            return self.read(own_names[written])
+            return self.values(own_names[written])
 
         write_model(
             Path(path),
@@ -281,6 +314,7 @@ class Merge:
             force=force,
             again=again,
             shard_size=most,
+            beside=beside_state_dict(first, path),
         )
         return written_path(path, sharded=most is not None)
 
@@ -319,6 +353,14 @@ class Merge:
             "warnings": list(self.warnings),
             "tensors": dict(digests),
         }
+
+
+def beside_state_dict(first: Checkpoint, path: str | Path) -> Mapping[str, Any] | None:
+    """Return what the output has besides the state dict, from the first client; None: nothing."""
+    if Path(path).suffix.lower() != LIGHTNING:
+        return None
+    entries: Mapping[str, Any] = entries_to_write(first.lightning, source=first.name, path=path)
+    return entries
 
 
 def merge_of(session: Session, solution: Solution, *, is_compared: bool = True) -> Merge:

@@ -18,23 +18,27 @@ from fedmerge.architecture import (
     plan_from_json,
     solve_widths,
 )
-from fedmerge.checkpoint import Checkpoint
+from fedmerge.checkpoint import ADAPTER_CONFIG, Checkpoint, adapter_folder
 from fedmerge.decoding import Fail, decode_json, read_text
 from fedmerge.errors import ArchitectureError, UsageError
 from fedmerge.merging.averages import Averaging, averaging_for
 from fedmerge.merging.client_sources import (
     align_names,
     check_dtypes,
+    check_shapes,
     in_library_names,
     keep_matches,
 )
 from fedmerge.merging.options import Dials, MatchOptions, dials_for
 from fedmerge.values.clients import Client
-from fedmerge.values.plans import Plan, equal_widths
+from fedmerge.values.plans import Pinned, Plan, TensorPlan, equal_widths
 
 if TYPE_CHECKING:
     from fedmerge.architecture.folder_config import FolderConfig
     from fedmerge.architecture.model_code import ModelCode
+
+
+_BY_PLACE = "averaged place by place"  # why positions are pinned where no plan is needed
 
 
 @dataclass(frozen=True)
@@ -130,16 +134,23 @@ def prepare(
     device: str = "cpu",
     tries_growth: bool = False,
     config: FolderConfig | None = None,
+    is_run: bool = False,
 ) -> Session:
     """Bring clients to one set of names, plan them and check that they fit together.
 
     Which groups can grow is tried where it counts for the merge, or if `tries_growth` asks for it.
-    With `config`, they grow only as the first client's config.json can say.
+    With `config`, they grow only as the first client's config.json can say. `is_run`: the model is
+    run, so that it is planned also where an average needs no plan.
     """
     clients = in_library_names(clients)
+    by_places = is_by_places(options) and not is_run
+    for client in clients:
+        check_no_adapter(client, is_averaged=by_places)
     kept = keep_matches(options.keep, clients[0])
     tries_growth = tries_growth or _may_grow(clients, options)
-    if model is not None:
+    if plan is None and by_places:
+        plan = plan_of_places(clients[0], kept)
+    elif model is not None:
         plan = _plan_with_code(
             model, clients[0], plan, seed=options.seed, tries_growth=tries_growth
         )
@@ -148,6 +159,8 @@ def prepare(
     if config is not None and plan is not None and tries_growth:
         plan, config = config.holding(plan, clients[0])
     aligned = align_names(clients, by_order=options.match_by_order, keep=options.keep)
+    if by_places:
+        check_shapes(aligned, kept)
     planned, client_widths = plan_clients(aligned, options.chain, given=plan, kept=kept)
     if options.dtype is None:
         check_dtypes(aligned, planned.tensors)
@@ -160,12 +173,51 @@ def prepare(
         options=options,
         dials=dials,
         averaging=averaging_for(options, dials, planned, clients),
-        warnings=(*_nothing_free(planned), *_same_files(clients), *_different_buffers(aligned)),
+        warnings=(
+            *(() if options.method == "average" else _nothing_free(planned)),
+            *_same_files(clients),
+            *_different_buffers(aligned),
+        ),
         model=model,
         device=device,
         config=config,
     )
     return session if options.max_params is None else _held_to(session, options.max_params)
+
+
+def check_no_adapter(client: Checkpoint, *, is_averaged: bool = False) -> None:
+    """Refuse adapters, and factors of updates where they would be averaged by themselves."""
+    is_adapter = client.path is not None and adapter_folder(client.path) is not None
+    factors = [name for name in client.tensors if ".lora_A." in name or "lora_embedding_A" in name]
+    if is_adapter:
+        raise ArchitectureError(
+            f"{client.name}: a LoRA adapter, not a model",
+            "`fedmerge match` merges folders of adapters (merge_adapters in Python)",
+        )
+    if factors and is_averaged:
+        raise ArchitectureError(
+            f"{client.name}: has factors of a LoRA adapter ('{factors[0]}')",
+            f"give the folders that peft saved, with {ADAPTER_CONFIG}, or merge each adapter into "
+            "its base model first",
+        )
+
+
+def is_by_places(options: MatchOptions) -> bool:
+    """Return whether tensors are averaged as they are, so that no plan is needed.
+
+    Which of them makes the classes, only a plan tells.
+    """
+    return options.method == "average" and options.class_counts is None
+
+
+def plan_of_places(client: Client, kept: Sequence[str]) -> Plan:
+    """Return the plan in which every position of every float tensor is pinned."""
+    tensors = {
+        name: TensorPlan(tuple(Pinned(length, _BY_PLACE) for length in info.shape))
+        for name, info in client.tensors.items()
+        if info.is_float and name not in client.aliases and name not in kept
+    }
+    return Plan(groups=(), tensors=tensors, kept=tuple(kept))
 
 
 def _held_to(session: Session, most: int) -> Session:

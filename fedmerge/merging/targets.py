@@ -21,7 +21,9 @@ from fedmerge.values.plans import Layout, Norm, axis_size, index_map
 
 BATCH = 128  # samples run at once
 ROWS = 24_000  # of a layer's outputs that it is fitted to, at most
-HELD_OUT_ROWS = 6_000  # that choose among the strengths of a ridge, at most
+HELD_OUT_ROWS = 2_000  # that choose among the strengths of a ridge, at most
+ROWS_PER_INPUT = 8  # of a layer: more hardly change what it is fitted to
+FEWEST_ROWS = 8_000  # as long as there are so many
 MOST_NUMBERS = 1 << 28  # of all targets together (1 GB in single precision)
 
 Values: TypeAlias = dict[str, tuple[Layout, Tensor]]  # layout and values (rows, axis) of each kind
@@ -72,7 +74,7 @@ def collect_targets(
     """
     targets: list[dict[str, dict[int, Part]]] = [{} for _ in merges]
     rows = min(most_rows, _most_rows(merges, weights))
-    per_batch = -(-rows * BATCH // len(probes))
+    per_batch: dict[str, int] = {}  # by weight: as many of every client, however wide it is
     for client in range(len(merges[0].clients)):
         model = modules.client(client)
         for number, inputs in enumerate(probes.batches(BATCH, modules.device)):
@@ -81,7 +83,8 @@ def collect_targets(
                 name = modules.own_names[names_of(call)[0]]
                 if name not in weights:
                     return
-                places = some_rows(name, call, per_batch, (seed, number))
+                count = per_batch.setdefault(name, -(-_needed(call, rows) * BATCH // len(probes)))
+                places = some_rows(name, call, count, (seed, number))
                 for merge, collected in zip(merges, targets, strict=True):
                     part = collected.setdefault(name, {}).setdefault(number, Part(places))
                     _add(part, modules, merge, client, name, call)
@@ -108,6 +111,11 @@ def _most_rows(merges: Sequence[Merge], weights: Collection[str]) -> int:
     planned = [(merge, merge.plan.tensors[name]) for merge in merges for name in weights]
     width = sum(axis_size(tensor.axes[tensor.out], m.widths) for m, tensor in planned)
     return max(1, min(ROWS, MOST_NUMBERS // max(1, width)))
+
+
+def _needed(call: Call, most: int) -> int:
+    """Return how many rows, of the most that there are, tell enough of a layer."""
+    return min(most, max(FEWEST_ROWS, ROWS_PER_INPUT * call.reads))
 
 
 def some_rows(name: str, call: Call, count: int, seed: tuple[int, int]) -> Tensor:

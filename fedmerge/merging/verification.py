@@ -9,7 +9,13 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
-from fedmerge.checkpoint import Checkpoint, array_digest, expand_paths, open_checkpoint, read_record
+from fedmerge.checkpoint import (
+    Checkpoint,
+    expand_paths,
+    open_checkpoint,
+    read_record,
+    values_digest,
+)
 from fedmerge.errors import ArchitectureError, FedmergeError
 from fedmerge.merging.client_sources import open_clients
 from fedmerge.merging.merge_record import (
@@ -41,6 +47,7 @@ class Verification:
     is_trained: bool = field(default=False, repr=False)  # its tensors don't follow from clients
     fitted: int = 0  # tensors that don't either, because they depend on the probes
     is_program: bool = field(default=False, repr=False)  # an ensemble's, as branches
+    is_adapter: bool = field(default=False, repr=False)  # its updates are a mean of clients'
 
     @property
     def ok(self) -> bool:
@@ -209,5 +216,5 @@ def _recomputed_differences(
         if merge.session.aligned[0].aliases.get(name, name) in record.fitted:
             continue
         written = written_names[name]
-        if array_digest(merge.read(name), info.dtype) != record.tensors[written]:
+        if values_digest(merge.values(name), info.dtype) != record.tensors[written]:
             yield f"tensor '{written}' is not what its clients and assignments give"

@@ -6,6 +6,7 @@ from .augmentation import (
     mirrored as mirrored,
 )
 from .data import read_probes as read_probes
+from .descent import Adam as Adam, lowest as lowest
 from .layer_calls import (
     Call as Call,
     CellCall as CellCall,
@@ -31,13 +32,15 @@ from .noise import (
     dead_leaves as dead_leaves,
     noise_probes as noise_probes,
 )
-from .options import CHANGES as CHANGES, ProbeOptions as ProbeOptions
+from .options import CHANGES as CHANGES, ProbeOptions as ProbeOptions, Source as Source
 from .probe_inputs import picture_shape as picture_shape
 from .probe_inputs import Probes as Probes
 from .responses import normalised as normalised, unit_responses as unit_responses
 from .sources import (
     is_language_model as is_language_model,
     NOISE_SHARE as NOISE_SHARE,
+    STEPS as STEPS,
+    STEPS_TO_STATISTICS as STEPS_TO_STATISTICS,
     ProbedClients as ProbedClients,
     make_probes as make_probes,
 )

@@ -10,7 +10,8 @@ from functools import cache, cached_property
 import torch
 from torch import Tensor
 
-WIDE = 2048  # inputs of a layer from which on not all strengths are tried
+WIDE = 512  # inputs of a layer from which on not all strengths are tried
+COLUMNS_AT_ONCE = 256  # of a product with itself, of which only one half is computed
 QUIET = 1e-12  # of the largest variance: outputs that vary less weigh no more than that
 
 
@@ -93,7 +94,8 @@ class Gram(Summary):
     def ridge(self, start: Tensor, strength: float) -> Fit:
         """Return the layer of least error, held to a start: W·(G + p) = Cᵀ + p·start."""
         penalty = strength * float(self.inputs.diagonal().mean()) or strength
-        matrix = self.inputs + penalty * torch.eye(len(self.inputs), dtype=torch.float64).to(start)
+        matrix = self.inputs.clone()
+        matrix.diagonal().add_(penalty)
         factor, failed = torch.linalg.cholesky_ex(matrix)
         wanted = self.cross + penalty * start.T
         weight = start.clone() if failed else torch.cholesky_solve(wanted, factor).T
@@ -123,7 +125,7 @@ class Gram(Summary):
 
 @dataclass(frozen=True)
 class FewRows(Summary):
-    """Rows themselves, where they are fewer than the inputs: their moments would be larger."""
+    """Rows themselves, where they are few or only judge: their moments would cost more."""
 
     rows: Tensor  # (rows, in), about the mean
     wanted: Tensor  # (rows, out), about the mean
@@ -141,7 +143,8 @@ class FewRows(Summary):
         """Return the layer of least error: W = start + (T - X·startᵀ)ᵀ (X·Xᵀ + p·rows)⁻¹ X."""
         count = len(self.rows)
         penalty = strength * float(self.rows.square().mean()) or strength
-        matrix = self._products + penalty * count * torch.eye(count, dtype=torch.float64).to(start)
+        matrix = self._products.clone()
+        matrix.diagonal().add_(penalty * count)
         factor, failed = torch.linalg.cholesky_ex(matrix)
         if failed:
             return self.fit_of(start.clone())
@@ -175,7 +178,8 @@ class GramSum:
     """Adds up the moments of rows, batch by batch: products in the rows' precision, sums in double.
 
     Memory is that of (in + out) x in numbers, however many rows there are. Sums are about the
-    first batch's mean: numbers that vary little about a large one keep their digits.
+    first batch's mean: numbers that vary little about a large one keep their digits. Of the inputs'
+    products with each other one half is computed, which the other one mirrors.
     """
 
     def __init__(self, inputs: int, outputs: int, *, device: str) -> None:
@@ -199,18 +203,23 @@ class GramSum:
             rows - origin.to(rows.dtype)  # which was of that precision
             for rows, origin in zip((inputs, targets), self._origin, strict=True)
         )
-        self._inputs += inputs.T @ inputs
+        for low in range(0, inputs.shape[1], COLUMNS_AT_ONCE):
+            some = slice(low, low + COLUMNS_AT_ONCE)
+            self._inputs[some, low:] += inputs[:, some].T @ inputs[:, low:]
         self._cross += inputs.T @ targets
-        self._targets += (targets**2).sum(0, dtype=torch.float64)
-        self._input_sum += inputs.sum(0, dtype=torch.float64)
-        self._target_sum += targets.sum(0, dtype=torch.float64)
+        self._targets += targets.square().sum(0)
+        self._input_sum += inputs.sum(0)
+        self._target_sum += targets.sum(0)
 
     def result(self, *, has_intercept: bool) -> Gram:
         """Return the moments, about the means if there is an intercept to take these up."""
         assert self.rows, "no rows were added"
         shift, target_shift = self._input_sum / self.rows, self._target_sum / self.rows
+        for low in range(0, len(shift), COLUMNS_AT_ONCE):
+            high = low + COLUMNS_AT_ONCE
+            self._inputs[high:, low:high] = self._inputs[low:high, high:].T
         about_means = Gram(
-            inputs=self._inputs / self.rows - torch.outer(shift, shift),
+            inputs=(self._inputs / self.rows).addr_(shift, shift, alpha=-1),
             cross=self._cross / self.rows - torch.outer(shift, target_shift),
             targets=self._targets / self.rows - target_shift**2,
             input_mean=self._origin[0] + shift,
@@ -241,19 +250,22 @@ def best_ridge(moments: Moments, start: Tensor, strengths: Sequence[float]) -> F
     variances = moments.held_out.targets
     scale = variances.clamp_min(QUIET * float(variances.max()) or 1.0)
 
-    def held_out_error(fit: Fit) -> float:
+    fit_at = cache(lambda place: moments.fitted.ridge(start, strengths[place]))
+
+    @cache
+    def error_at(place: int) -> float:
+        fit = fit_at(place)
         error = float((moments.held_out.error(fit.weight, fit.bias) / scale).mean())
         return error if math.isfinite(error) else math.inf
 
-    fit_at = cache(lambda place: moments.fitted.ridge(start, strengths[place]))
     places = range(len(strengths))
     if len(start[0]) <= WIDE:
-        return fit_at(min(places, key=lambda place: held_out_error(fit_at(place))))
+        return fit_at(min(places, key=error_at))
     place, best = -1, len(strengths) // 2
     while place != best:  # downhill: a factorisation takes seconds
         place = best
-        near = [k for k in (place, place - 1, place + 1) if k in places]
-        best = min(near, key=lambda k: held_out_error(fit_at(k)))
+        near = (k for k in (place - 1, place + 1) if k in places)
+        best = next((k for k in near if error_at(k) < error_at(place)), place)
     return fit_at(best)
 
 

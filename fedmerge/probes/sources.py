@@ -25,7 +25,8 @@ from fedmerge.values.wording import Progress, silent
 
 FEWEST_PROBES = 64  # of a costly model
 MOST_WORK = 1.2e11  # multiplications that one run over all probes may take; a merge takes about 10
-STEPS = 60  # of synthetic inputs
+STEPS = 30  # of synthetic inputs; twice as many make no better merges
+STEPS_TO_STATISTICS = 60  # where there are batch norms, whose statistics are met later
 SYNTHETIC_WORK = 1e13  # multiplications that making so many as usual may take, unless asked for
 EQUAL = 1e-3  # of the largest output: what the order of sums may change, generously
 NOISE_SHARE = 0.5  # noise beside synthetic inputs, as a share of these
@@ -59,6 +60,14 @@ class ProbedClients:
         return self.options.count or min(DEFAULT_COUNT, affordable)
 
     @cached_property
+    def steps(self) -> int:
+        """How many steps synthetic inputs take."""
+        has_statistics = any(
+            getattr(part, "running_mean", None) is not None for _, part in parts_of(self.modules[0])
+        )
+        return STEPS_TO_STATISTICS if has_statistics else STEPS
+
+    @cached_property
     def tokens(self) -> int | None:
         """How many different tokens the model takes."""
         if isinstance(self.modules[0], ConfiguredModel):
@@ -69,6 +78,24 @@ class ProbedClients:
         return None
 
     @cached_property
+    def takes_channels_last(self) -> bool:
+        """Whether images may have their channels last in memory."""
+        return takes_channels_last(self)
+
+    @cached_property
+    def noise(self) -> Probes:
+        """Noise of the inputs' shapes, or random tokens."""
+        made = noise_probes(
+            self.like,
+            self.count,
+            mean=self.options.mean,
+            std=self.options.std,
+            seed=self.seed,
+            tokens=self.tokens,
+        )
+        return replace(made, channels_last=self.takes_channels_last)
+
+    @cached_property
     def outputs(self) -> Any:
         """What the first client gives on the few samples."""
         return evaluated(self.modules[0], self.few)
@@ -77,7 +104,7 @@ class ProbedClients:
 def make_probes(clients: ProbedClients) -> Probes:
     """Return probes as asked for, else the best that are cheap enough."""
     probes = PROBES[_source(clients)](clients)
-    return replace(probes, channels_last=takes_channels_last(clients))
+    return replace(probes, channels_last=clients.takes_channels_last)
 
 
 def takes_channels_last(clients: ProbedClients) -> bool:
@@ -132,14 +159,7 @@ def data(clients: ProbedClients) -> Probes:
 
 def noise(clients: ProbedClients) -> Probes:
     """Return noise of the inputs' shapes, or random tokens."""
-    return noise_probes(
-        clients.like,
-        clients.count,
-        mean=clients.options.mean,
-        std=clients.options.std,
-        seed=clients.seed,
-        tokens=clients.tokens,
-    )
+    return clients.noise
 
 
 def text(clients: ProbedClients) -> Probes:
@@ -158,11 +178,11 @@ def text(clients: ProbedClients) -> Probes:
 
 def synthetic(clients: ProbedClients) -> Probes:
     """Return inputs that the clients take for classes, and some noise."""
-    plain = noise(clients)
+    plain = clients.noise
     made = synthetic_probes(
         _builds(clients),
         plain,
-        steps=STEPS,
+        steps=clients.steps,
         seed=clients.seed,
         device=clients.device,
         progress=clients.progress,
@@ -185,7 +205,7 @@ def _source(clients: ProbedClients) -> str:
         return "data"
     if options.source not in (None, SYNTHETIC):
         return options.source
-    is_costly = clients.work * (options.count or DEFAULT_COUNT) * STEPS > SYNTHETIC_WORK
+    is_costly = clients.work * (options.count or DEFAULT_COUNT) * clients.steps > SYNTHETIC_WORK
     if options.source is None and is_costly:
         return "noise"
     if is_language_model(clients.outputs, clients.like, tokens=clients.tokens):

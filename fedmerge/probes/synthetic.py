@@ -13,6 +13,7 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 from fedmerge.errors import ArchitectureError, TrainingError
+from fedmerge.probes.descent import Adam
 from fedmerge.probes.noise import spatial_axes
 from fedmerge.probes.probe_inputs import Probes
 from fedmerge.user_code import evaluating, logits_of, own_code, placed, run_model, user_code
@@ -161,7 +162,8 @@ def synthetic_probes(
                         chunk.ascend(model, own_steps)
         progress("synthetic inputs", min((turn + 1) * ascent.stint, steps), steps)
     made = zip(*(chunk.inputs() for chunk in chunks), strict=True)
-    return Probes(tuple(torch.cat(parts).cpu() for parts in made), SYNTHETIC)
+    inputs = tuple(torch.cat(parts).cpu().contiguous() for parts in made)
+    return Probes(inputs, SYNTHETIC, channels_last=start.channels_last)
 
 
 def draw_targets(samples: int, classes: int, least_confidence: float, *, seed: int) -> Tensor:
@@ -196,7 +198,7 @@ class _Chunk:
             ((x.float() - mean) / scale).requires_grad_()
             for x, (mean, scale) in zip(floats, self._units, strict=True)
         ]
-        self._adam = torch.optim.Adam(self._free, lr=ascent.rate)
+        self._adam = Adam(self._free, rate=ascent.rate)
 
     def inputs(self) -> tuple[Tensor, ...]:
         """Return the model's inputs as they are now, detached."""
@@ -210,9 +212,7 @@ class _Chunk:
                 loss = self._loss(model)
                 with user_code(_NO_GRADIENT):
                     gradients = torch.autograd.grad(loss, self._free)
-                for x, gradient in zip(self._free, gradients, strict=True):
-                    x.grad = torch.nan_to_num(gradient)  # of a client that has diverged
-                self._adam.step()
+                self._adam.step([*map(torch.nan_to_num, gradients)])  # of one that has diverged
 
     def _loss(self, model: nn.Module) -> Tensor:
         shifted = [_shifted(x, self._ascent.jitter, self._generator) for x in self._free]

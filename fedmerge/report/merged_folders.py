@@ -90,14 +90,15 @@ def merged_config(merge: Merge, folder: ModelFolder) -> dict[str, Any]:
 
 def _check_says(merge: Merge, held: FolderConfig, config: Mapping[str, Any]) -> None:
     """Refuse a configuration by which the library would build a model of other shapes."""
-    model = None if held.code is None else held.code.template
     first = merge.session.clients[0]
+    if all(merge.tensors[name].shape == info.shape for name, info in first.tensors.items()):
+        return
+    is_said = False
+    model = None if held.code is None else held.code.template
     if isinstance(model, ConfiguredModel):
         names = model_names(first, model)
         built = config_shapes(model, config, first.name) or {}
         is_said = all(merge.tensors[own].shape == built.get(name) for own, name in names.items())
-    else:
-        is_said = all(merge.tensors[n].shape == info.shape for n, info in first.tensors.items())
     if not is_said:
         raise ArchitectureError(
             f"{CONFIG} can't say the widths of the merge, which could not be loaded",

@@ -18,7 +18,7 @@ from fedmerge.checkpoint import (
 )
 from fedmerge.errors import UsageError
 from fedmerge.merging.client_sources import first_folder, paths_of
-from fedmerge.merging.result import Merge
+from fedmerge.merging.result import Merge, beside_state_dict
 from fedmerge.report.reports import check_report_output, write_report
 from fedmerge.values.wording import Progress, silent
 
@@ -75,6 +75,11 @@ class OutputFiles:
             self._check_report(clients, can_run=can_run)
         if state is not None and not self.resume:
             state.check_free()
+
+    def check_clients(self, clients: Sequence[Checkpoint]) -> None:
+        """Refuse a Lightning checkpoint that the first client gives no values for."""
+        if self.output is not None and clients:
+            beside_state_dict(clients[0], self.output)
 
     def _check_report(self, clients: Any, *, can_run: bool) -> None:
         if self.report is None:

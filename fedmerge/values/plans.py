@@ -420,11 +420,15 @@ def equal_widths(widths: Mapping[str, int], ties: Iterable[Iterable[str]]) -> di
 
 
 def neighbours(plan: Plan, group: str) -> list[str]:
-    """Return the groups that share a tensor with a group, itself included, in the plan's order."""
-    shared = {
-        other
-        for tensor in plan.tensors.values()
-        if group in tensor.produces | tensor.consumes
-        for other in tensor.produces | tensor.consumes
-    }
-    return [each.name for each in plan.groups if each.name in shared]
+    """Return the groups that share a tensor with a group, in the plan's order.
+
+    Itself included only where it is on several axes of a tensor, as recurrent units are: there its
+    own order decides what its units are compared by.
+    """
+    found: set[str] = set()
+    for tensor in plan.tensors.values():
+        axes = [set(groups_in(axis)) for axis in tensor.axes]
+        own = sum(group in groups for groups in axes)
+        if own:
+            found |= set().union(*axes) - (set() if own > 1 else {group})
+    return [each.name for each in plan.groups if each.name in found]

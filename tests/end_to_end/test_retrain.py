@@ -242,3 +242,29 @@ def test_a_record_replays_its_run(scene: Scene, cli: Cli) -> None:
     changed = ("--config", scene.folder / "g.pt.json", "--epochs", 2, "-o", other)
     cli.done("retrain", *words, *changed)
     assert other.read_bytes() != again.read_bytes()
+
+
+def test_a_lightning_output_needs_a_lightning_client_before_anything_is_trained(
+    scene: Scene, cli: Cli
+) -> None:
+    says = ["a is no Lightning checkpoint"]
+    outcome = cli.refused(*scene.command("g.ckpt"), code=2, says=says)
+    assert "round 1" not in outcome.err
+    first = load(scene.clients[0])
+    entries = {"pytorch-lightning_version": "2.5.0", "hyper_parameters": {"hidden": 6}}
+    torch.save({"state_dict": first, **entries}, scene.clients[0])
+    cli.done(*scene.command("g.ckpt"))
+    written = torch.load(scene.folder / "g.ckpt", weights_only=True)
+    assert written["hyper_parameters"] == {"hidden": 6}
+    assert set(written["state_dict"]) == set(first)
+
+
+@pytest.mark.parametrize("method", ["fedma", "fedavg"])
+def test_what_is_written_is_what_was_trained(method: str, scene: Scene, cli: Cli) -> None:
+    """Units of averaged rounds stay at their places, and yet no tensor is the clients' mean."""
+    cli.done(*scene.command("g.pt", "--method", method))
+    assert [group["name"] for group in record_of(scene.folder / "g.pt")["groups"]] == ["0", "2"]
+    trained, states = load(scene.folder / "g.pt"), [load(path) for path in scene.clients]
+    for name, value in trained.items():
+        mean = torch.stack([state[name] for state in states]).mean(0)
+        assert value.shape != mean.shape or not torch.allclose(value, mean, rtol=0, atol=1e-3)

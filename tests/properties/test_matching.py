@@ -203,7 +203,8 @@ def test_shortcuts_do_not_change_the_matching(
         for taken in (Shortcuts(), shortcuts, NO_SHORTCUTS)
     ]
     assert indices(results[0]) == indices(results[1]) == indices(results[2])
-    assert {result.sweeps for result in results} == {results[0].sweeps}
+    needs_sweeps = counts != [counts[0]] * 2
+    assert not needs_sweeps or {result.sweeps for result in results} == {results[0].sweeps}
 
 
 @given(

@@ -22,6 +22,7 @@ from .modules import (
     deduce_inputs as deduce_inputs,
     evaluating as evaluating,
     float_tensors as float_tensors,
+    exported_inputs as exported_inputs,
     load_factory as load_factory,
 )
 from .program_budget import Budget as Budget, BudgetError as BudgetError

@@ -34,7 +34,7 @@ from fedmerge.architecture.from_code.dispatch import (
     plain_kernels,
     taking,
 )
-from fedmerge.architecture.from_code.modules import StatePairs, copied
+from fedmerge.architecture.from_code.modules import StatePairs, looking_copy
 from fedmerge.errors import ArchitectureError, UntoldError, UserCodeError
 from fedmerge.private_torch import leaves, map_tensors
 from fedmerge.tracebacks import last_line
@@ -374,7 +374,7 @@ class Ways:
 
 def ways_of(model: nn.Module, inputs: Inputs, *, state: StatePairs = ()) -> Ways:
     """Return the ways through a model; those of `torch.cond` go with all conditions alike."""
-    module = copied(model)
+    module = looking_copy(model)
     try:
         with noting() as met:
             first = Search(module, state).run(inputs, {}, is_sketched=False)

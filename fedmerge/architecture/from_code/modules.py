@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -46,6 +46,13 @@ def copied(model: nn.Module, *, shared: Sequence[Tensor] = ()) -> nn.Module:
         with torch.no_grad(), warnings.catch_warnings():  # scripted parameters carry no graph then
             warnings.simplefilter("ignore", FutureWarning)  # torch's own, for exported programs
             return evaluating(copied_object(model, memo).to("cpu"))
+
+
+def looking_copy(model: nn.Module) -> nn.Module:
+    """Return a copy for runs that only look: its parameters are the model's own, which is quick."""
+    with own_code():
+        shared = [own for own in model.parameters() if own.device.type == "cpu"]
+    return copied(model, shared=shared)
 
 
 def _computed_tensors(parts: Sequence[nn.Module]) -> dict[int, Tensor]:
@@ -99,7 +106,8 @@ _MODEL_HINT = (
     "`model` is package.module:name or file.py:name, where name() returns an nn.Module, "
     "or a .pt2 or TorchScript file"
 )
-_ARCHIVES = (".pt2", ".ts", ".pt", ".pth", ".jit", ".torchscript")
+_PROGRAM = ".pt2"
+_ARCHIVES = (_PROGRAM, ".ts", ".pt", ".pth", ".jit", ".torchscript")
 
 
 def load_factory(reference: str, arguments: Mapping[str, object]) -> nn.Module:
@@ -143,15 +151,45 @@ def _build(
 
 def _load_archive(path: Path) -> nn.Module:
     """Return the model of an exported program or a TorchScript file."""
+    with _loading_archive(path):
+        if path.suffix == _PROGRAM:
+            return torch.export.load(path).module()
+        scripted: nn.Module = torch.jit.load(str(path), map_location="cpu")  # type: ignore[no-untyped-call]
+        return scripted
+
+
+@contextmanager
+def _loading_archive(path: Path) -> Iterator[None]:
     if not path.is_file():
         raise ArchitectureError(f"'{path}': there is no such file", _MODEL_HINT)
     what = f"'{path}' is neither an exported program (.pt2) nor TorchScript"
     with user_code(what, hint=_MODEL_HINT), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch's own about the format
-        if path.suffix == ".pt2":
-            return torch.export.load(path).module()
-        scripted: nn.Module = torch.jit.load(str(path), map_location="cpu")  # type: ignore[no-untyped-call]
-        return scripted
+        yield
+
+
+def exported_inputs(reference: str) -> tuple[Tensor, ...] | None:
+    """Return inputs of the shapes that a `.pt2` model was exported with, None for other models.
+
+    Floats are random, whole numbers those of the export: they may be places in tables. None, too,
+    where the file has no examples, or keywords among them.
+    """
+    path = Path(reference).expanduser()
+    if path.suffix != _PROGRAM or ":" in path.name:
+        return None
+    with _loading_archive(path):
+        examples = torch.export.load(path).example_inputs
+    arguments, keywords = examples or ((), {})
+    found = leaves(arguments)
+    if keywords or not found or not all(isinstance(value, Tensor) for value in found):
+        return None
+    generator = torch.Generator().manual_seed(_SEED)
+    return tuple(
+        torch.randn(x.shape, generator=generator).to(x.dtype)
+        if x.is_floating_point()
+        else x.clone()
+        for x in found
+    )
 
 
 BATCH = 2  # samples per input
@@ -176,7 +214,7 @@ def deduce_inputs(
     tokens, a convolution the smallest usual image at which the model runs, or one that suits its
     strides where it runs at any size.
     """
-    module = copied(model)
+    module = looking_copy(model)
     if shape is not None:
         return (_draw(module, shape, dtype),)
     layer = _first_layer(module)

@@ -16,7 +16,12 @@ from fedmerge.architecture.from_code.branch_search import Way, Ways, ways_of
 from fedmerge.architecture.from_code.branches import run_forward
 from fedmerge.architecture.from_code.dispatch import EagerMode, eagerly, plain_kernels
 from fedmerge.architecture.from_code.labels import Axes, Fixed, labels_of
-from fedmerge.architecture.from_code.modules import StatePairs, copied, float_tensors, tensor_leaves
+from fedmerge.architecture.from_code.modules import (
+    StatePairs,
+    float_tensors,
+    looking_copy,
+    tensor_leaves,
+)
 from fedmerge.architecture.from_code.rules import RULES, is_pointwise, pointwise
 from fedmerge.architecture.from_code.trace import (
     Call,
@@ -280,7 +285,7 @@ def walk_model(
     that the inputs show, unless they are known.
     """
     ways = ways or ways_of(model, inputs, state=state)
-    module = copied(model)
+    module = looking_copy(model)
     own, aliases = float_tensors(module)
     trace, *others = [_followed(module, own, way, state) for way in ways.all]
     for way, alone in zip(ways.all[1:], others, strict=True):

@@ -125,4 +125,13 @@ def test_every_part_of_retraining_is_measured() -> None:
 
 def test_what_make_bench_runs_is_not_slow() -> None:
     quick = [name for name, suite in SUITES.items() if not suite.is_slow]
-    assert quick == ["startup", "matching", "loops", "shortcuts", "runs", "memory", "retraining"]
+    assert quick == [
+        "startup",
+        "matching",
+        "loops",
+        "shortcuts",
+        "runs",
+        "deep",
+        "memory",
+        "retraining",
+    ]

@@ -13,11 +13,11 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 
 from fedmerge.checkpoint import (
-    array_digest,
     open_checkpoint,
     read_record,
     record_path,
     to_torch,
+    values_digest,
     write_model,
     write_text,
 )
@@ -308,7 +308,7 @@ def test_an_array_has_the_digest_and_the_values_that_are_written(tmp_path: Path)
     digests = write(tmp_path / "a.pt")
     tensors = load(tmp_path / "a.pt")
     for name, info in INFOS.items():
-        assert array_digest(VALUES[name], info.dtype) == digests[name]
+        assert values_digest(VALUES[name], info.dtype) == digests[name]
         converted = to_torch(VALUES[name], info.dtype)
         assert torch.equal(converted, tensors[name])
         assert converted.dtype == tensors[name].dtype

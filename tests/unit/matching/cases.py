@@ -20,7 +20,14 @@ from fedmerge.matching import (
 from fedmerge.values import Float64Array, FloatArray, IntArray
 
 NO_SHORTCUTS = Shortcuts(
-    reuse=False, skip=False, bound=False, prune=False, reduce=False, price=False, greedy=False
+    reuse=False,
+    skip=False,
+    bound=False,
+    prune=False,
+    reduce=False,
+    price=False,
+    greedy=False,
+    pair=False,
 )
 
 

@@ -50,7 +50,7 @@ def test_permuted_copies_find_each_other(dtype: type[np.floating], clients: int)
     matching = match_at(copies, 0.5)
     assert matching.width == UNITS
     assert indices(matching) == [order.tolist() for order in orders]
-    assert matching.sweeps == 1
+    assert matching.sweeps == (0 if clients == 2 else 1)  # of two, one step finds the best
     assert matching.scatter == pytest.approx(0, abs=10 * float(np.finfo(dtype).eps))
     assert matching.match_rate == 1
 
@@ -274,6 +274,35 @@ def test_bounds_that_forget_how_far_sums_moved_would_be_wrong(
 
     monkeypatch.setattr(Slots, "_change", forgetful)
     assert [searched(seed) for seed in seeds] != plain
+
+
+@pytest.mark.parametrize("max_width", [None, 40, 46])
+def test_two_clients_of_equal_width_need_no_sweep(max_width: int | None) -> None:
+    prior = prior_at_threshold(0.1, 1.0, gamma=1.0)
+    for seed in range(10):
+        clients = random_clients([40, 40], 12, rng=np.random.default_rng(seed))
+        found = [
+            match_units(
+                clients,
+                prior,
+                SearchOptions(),
+                max_width=max_width,
+                rng=np.random.default_rng(seed),
+                shortcuts=Shortcuts(pair=is_pair),
+            )
+            for is_pair in (True, False)
+        ]
+        assert [matching.sweeps for matching in found] == [0, 1]
+        assert indices(found[0]) == indices(found[1])
+        assert found[0].scatter == pytest.approx(found[1].scatter, rel=1e-9)
+        for one, other in zip(*(matching.similarities for matching in found), strict=True):
+            np.testing.assert_allclose(one, other, rtol=0, atol=1e-12)
+
+
+def test_three_clients_and_two_of_different_widths_are_swept() -> None:
+    for counts in ([40, 40, 40], [40, 38]):
+        clients = random_clients(counts, 12, rng=np.random.default_rng(0))
+        assert match_at(clients, 0.1).sweeps > 0
 
 
 def test_without_memory_the_matching_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -39,5 +39,5 @@ def test_nothing_matched_is_the_ensemble_of_different_widths_too(name: str) -> N
 
 def test_an_element_wise_average_refuses_different_widths() -> None:
     state = ZOO["mlp"].fresh(seed=1).state_dict()
-    with pytest.raises(ArchitectureError, match=r"group '0' has different widths \(8, 10\)"):
+    with pytest.raises(ArchitectureError, match=r"'0.weight' is 10×6, expected 8×6 as in client-1"):
         match([state, widened(state, 2, 0)], MatchOptions(method="average"))

@@ -206,7 +206,6 @@ def test_a_layer_that_reads_more_than_there_are_rows_is_fitted_as_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     fitter = fitter_of(merge_of_nets(wide, (2, 6)), *noise_of((2, 6), 50))
-    by_moments = fitter.fit()
     told: list[int] = []
     plain = vars(fit)["few_rows"]
 
@@ -215,8 +214,11 @@ def test_a_layer_that_reads_more_than_there_are_rows_is_fitted_as_others(
         return plain(inputs, targets, **options)
 
     monkeypatch.setattr(fit, "few_rows", counted)
-    monkeypatch.setattr(fit, "WIDE", 20)
     by_rows = fitter.fit()
+    assert told == [40, 10]
+    for name in ("_are_few", "_only_judge"):
+        monkeypatch.setattr(fit, name, lambda call, rows: False)
+    by_moments = fitter.fit()
     assert told == [40, 10]
     assert apart(by_rows, by_moments) < 1e-3
 

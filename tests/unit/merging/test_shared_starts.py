@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -10,6 +11,8 @@ import torch
 from torch import Tensor, nn
 
 import fedmerge
+from fedmerge.merging import by_weights
+from fedmerge.values import silent
 
 WIDTH = 24
 
@@ -84,3 +87,15 @@ def test_what_was_not_compared_says_nothing() -> None:
     assert lined_up.in_place is None
     assert side_by_side.in_place is None
     assert not lined_up.shares_start
+
+
+@pytest.mark.parametrize(("apart", "passes"), [(True, 0), (False, 1)])
+def test_where_only_a_shared_start_counts_clients_trained_apart_are_matched_once(
+    apart: bool, passes: int
+) -> None:
+    clients = [net(0), net(1) if apart else moved(net(0), 2, 0.01)]
+    session = fedmerge.api.open_session(clients, fedmerge.MatchOptions())
+    with mock.patch.object(by_weights, "_refined", side_effect=by_weights._refined) as refined:
+        merge = by_weights.merge_by_weights(session, silent, only_if_shared=True)
+    assert refined.call_count == passes
+    assert merge.shares_start is not apart

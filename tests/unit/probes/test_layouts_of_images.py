@@ -6,9 +6,12 @@ import torch
 from torch import Tensor, nn
 
 from fedmerge.probes import (
+    STEPS,
+    STEPS_TO_STATISTICS,
     ProbedClients,
     ProbeOptions,
     Probes,
+    Source,
     augmentation_for,
     make_probes,
 )
@@ -28,9 +31,9 @@ class Net(nn.Module):
         return found
 
 
-def probes_for(model: nn.Module, *shape: int) -> Probes:
+def probes_for(model: nn.Module, *shape: int, source: Source = "noise") -> Probes:
     like = (torch.randn(2, *shape),)
-    options = ProbeOptions("noise", count=20)
+    options = ProbeOptions(source, count=20)
     return make_probes(ProbedClients([model.eval()], like, options, seed=0, device="cpu"))
 
 
@@ -46,6 +49,32 @@ def test_convolutions_get_images_with_channels_last() -> None:
     changed = augmentation_for(probes).changed(probes, seed=0)
     every = (probes, kept, held_out, kept.first(9), kept.joined(held_out), changed)
     assert all(map(is_last, every))
+
+
+def test_convolutions_get_inputs_that_they_make_so_too_while_these_are_made() -> None:
+    class Seen(Net):
+        layouts: list[bool] = []  # noqa: RUF012, of all of its kind
+
+        def forward(self, x: Tensor) -> Tensor:
+            if len(x) == 20:
+                self.layouts.append(x.is_contiguous(memory_format=torch.channels_last))
+            return super().forward(x)
+
+    made = probes_for(Seen(views=False), 3, 8, 8, source="synthetic")
+    assert len(Seen.layouts) == STEPS
+    assert all(Seen.layouts)
+    assert is_last(made)
+    assert made.inputs[0].is_contiguous()  # as others are kept
+
+
+def test_inputs_take_longer_to_meet_the_statistics_of_batch_norms() -> None:
+    def steps_of(*layers: nn.Module) -> int:
+        clients = [nn.Sequential(*layers)]
+        return ProbedClients(clients, (), ProbeOptions(), seed=0, device="cpu").steps
+
+    assert steps_of(nn.Linear(3, 3)) == STEPS
+    assert steps_of(nn.BatchNorm1d(3, track_running_stats=False)) == STEPS
+    assert steps_of(nn.Linear(3, 3), nn.BatchNorm1d(3)) == STEPS_TO_STATISTICS > STEPS
 
 
 def test_code_that_views_activations_gets_them_as_it_expects() -> None:

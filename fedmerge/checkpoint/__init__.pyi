@@ -15,11 +15,6 @@ from .checkpoints import (
     open_tensors as open_tensors,
 )
 from .files import ReadOptions as ReadOptions, SourceFile as SourceFile
-from .folder_outputs import (
-    check_folder_output as check_folder_output,
-    is_folder_name as is_folder_name,
-    write_folder as write_folder,
-)
 from .model_folders import (
     CONFIG as CONFIG,
     ModelFolder as ModelFolder,
@@ -43,8 +38,6 @@ from .outputs import (
     Staging as Staging,
     check_output as check_output,
     check_targets as check_targets,
-    claim_names as claim_names,
-    hidden_name as hidden_name,
     leave_nothing as leave_nothing,
     naming_alone as naming_alone,
     staging as staging,

@@ -13,6 +13,7 @@ from fedmerge.decoding import decode_json, read_text
 from fedmerge.errors import CheckpointError
 
 CONFIG = "config.json"
+TEMPLATES = "additional_chat_templates"  # the one folder within such a folder
 _WEIGHTS = "model.safetensors"
 _RENAMED = {"pytorch_model": "model"}  # as the library itself calls its safetensors
 
@@ -20,7 +21,7 @@ _RENAMED = {"pytorch_model": "model"}  # as the library itself calls its safeten
 _COMPANIONS = (
     *("tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab.*", "vocab-*"),
     *("merges.txt", "normalizer.json", "sentencepiece*", "spiece.model", "spm.model", "*.spm"),
-    *("*.tiktoken", "tekken.json", "chat_template*", "additional_chat_templates/*"),
+    *("*.tiktoken", "tekken.json", "chat_template*", f"{TEMPLATES}/*"),
     *("preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json"),
     *("generation_config.json",),
 )

@@ -19,8 +19,8 @@ from fedmerge.checkpoint import (
     ModelFolder,
     different_companions,
     model_folder,
+    new_folder,
     parse_size,
-    write_folder,
 )
 from fedmerge.errors import ArchitectureError
 from fedmerge.merging.result import Merge
@@ -47,23 +47,16 @@ def write_merged_folder(
     config = merged_config(merge, folder)
     merge = replace(merge, warnings=(*merge.warnings, *_different_files(merge)))
     most = parse_size(shard_size) or LARGEST_FILE
-    written: list[Path] = []
-
-    def fill(place: Path) -> None:
-        weights = place / folder.weights_name
-        is_large = _stored_bytes(merge) > most
-        shard = most if is_large else None
-        written.append(merge.write(weights, shard_size=shard, progress=progress))
+    shard = most if _stored_bytes(merge) > most else None
+    with new_folder(path, force=force) as place:
+        weights = merge.write(place / folder.weights_name, shard_size=shard, progress=progress)
         for name, source in folder.companions.items():
             target = place / name
             target.parent.mkdir(exist_ok=True)
             shutil.copyfile(source, target)
         (place / CONFIG).write_text(_readable(config), encoding="utf-8")
-        card = model_card(merge, library_of(folder.config), path.name, written[0].name)
+        card = model_card(merge, library_of(folder.config), path.name, weights.name)
         (place / CARD).write_text(card, encoding="utf-8")
-
-    write_folder(path, fill, force=force)
-    [weights] = written
     return path / weights.name, merge
 
 

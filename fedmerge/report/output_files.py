@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedmerge.checkpoint import (
+    OUTPUT_SUFFIXES,
     PROGRAM,
     Checkpoint,
     ModelFolder,
-    check_folder_output,
+    check_folder,
     check_output,
-    is_folder_name,
     parse_size,
 )
 from fedmerge.errors import UsageError
@@ -59,7 +59,7 @@ class OutputFiles:
         """Refuse files that must not or can't be written, before any work."""
         if self.output is not None and self.folder is not None:
             inputs = [*paths_of(clients), *also]
-            check_folder_output(Path(self.output), inputs=inputs, force=self.force)
+            check_folder(self.output, inputs=inputs, force=self.force)
         elif self.output is not None:
             is_sharded = parse_size(self.shard_size) is not None
             inputs = [*paths_of(clients), *also]
@@ -154,7 +154,7 @@ class OutputFiles:
 
 def folder_like_clients(output: str | Path | None, clients: Any) -> ModelFolder | None:
     """Return the folder that the first client is, where the output is no name of a file."""
-    if output is None or not is_folder_name(Path(output)):
+    if output is None or Path(output).suffix.lower() in (*OUTPUT_SUFFIXES, PROGRAM):
         return None
     return first_folder(clients)
 

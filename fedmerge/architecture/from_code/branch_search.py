@@ -364,10 +364,16 @@ class Ways:
     @property
     def notes(self) -> tuple[str, ...]:
         """What can't be known of what was found."""
-        if not self.opaque or self.flows == 1:
+        if not self.opaque:
             return ()
+        where = Path(self.opaque).name
+        if self.flows == 1:  # a factor, or a message; or a decision that no value tried has changed
+            return (
+                f"the model takes numbers out of its data ({where}), and what it does with them can't "
+                "be seen: the plan holds for all those that were tried",
+            )
         return (
-            f"the model decides by numbers that depend on its data ({Path(self.opaque).name}): the "
+            f"the model decides by numbers that depend on its data ({where}): the "
             f"plan holds on the {len(self.all)} ways through it that were found",
         )
 

@@ -339,6 +339,17 @@ def test_numbers_that_decide_are_noted_and_truths_are_not() -> None:
     assert planned(Net(SOUND["activations"])).notes == ()
 
 
+@pytest.mark.parametrize(
+    "is_odd",
+    [lambda x: int(x.sum() * 1000) % 9973 == 13, lambda x: f"{x.sum():.3f}".startswith("9871")],
+    ids=["a remainder", "a text"],
+)
+def test_numbers_whose_use_can_not_be_seen_are_noted(is_odd: Callable[[Tensor], bool]) -> None:
+    (note,) = planned(Net(lambda net, h, x: numbered(h) if is_odd(x) else h)).notes
+    assert "takes numbers out of its data (test_ways.py:" in note
+    assert "what it does with them can't be seen" in note
+
+
 class Rows(nn.Module):
     """A hand-written recurrent net that stops where its input says so."""
 

@@ -17,6 +17,7 @@ import torch
 
 from fedmerge.architecture import plan_to_json
 from fedmerge.checkpoint import (
+    ModelFolder,
     ReadOptions,
     adapter_folder,
     check_targets,
@@ -27,6 +28,7 @@ from fedmerge.errors import UsageError
 from fedmerge.merging.client_sources import (
     Source,
     expand_sources,
+    first_folder,
     listed,
     open_clients,
     paths_of,
@@ -40,7 +42,7 @@ from fedmerge.merging.result import Merge
 from fedmerge.merging.session import Session, prepare
 from fedmerge.notebook import default_progress
 from fedmerge.probes.options import ProbeOptions
-from fedmerge.report.output_files import OutputFiles, first_sample
+from fedmerge.report.output_files import OutputFiles, first_sample, folder_like_clients
 from fedmerge.report.reports import write_report
 from fedmerge.report.sections import check_picture, draw_graph, draw_sizes
 from fedmerge.values.option_fields import changed, check_value, checked, one_of
@@ -48,6 +50,7 @@ from fedmerge.values.plans import Plan
 from fedmerge.values.wording import Progress
 
 if TYPE_CHECKING:
+    from fedmerge.architecture.folder_config import FolderConfig
     from fedmerge.architecture.model_code import Model, ModelCode
     from fedmerge.federated.events import HearEvent
     from fedmerge.federated.inputs import RoundInputs
@@ -116,11 +119,14 @@ def match(
     """
     progress = progress or default_progress()
     options, probes = changed_match_options(options, probes, changes)
-    files = OutputFiles(output, force, shard_size, report, image, method=options.method)
+    folder = folder_like_clients(output, clients)
+    files = OutputFiles(
+        output, force, shard_size, report, image, method=options.method, folder=folder
+    )
     files.check(clients, can_run=model is not None)
     _check_known(require)
-    code = _fed_with(model, probes)
-    session = open_session(clients, options, model=code, plan=plan, device=device)
+    inputs: dict[str, Any] = {"model": model, "plan": plan, "probes": probes, "device": device}
+    session = open_session(clients, options, is_for_folder=folder is not None, **inputs)
     files.check_clients(session.clients)
     prepared(session)
     merge = merge_session(session, probes, progress, as_program=files.is_program)
@@ -156,15 +162,15 @@ def frontier(
 
     progress = progress or default_progress()
     options, probes = changed_match_options(options, probes, changes)
-    files = OutputFiles(output, force, shard_size, report, image)
+    folder = folder_like_clients(output, clients)
+    files = OutputFiles(output, force, shard_size, report, image, folder=folder)
     files.check(clients, can_run=model is not None)
     if frontier_plot is not None:
         check_picture(frontier_plot, "frontier_plot", inputs=paths_of(clients), force=force)
     _check_known(require)
-    code = _fed_with(model, probes)
-    session = open_session(
-        clients, options, model=code, plan=plan, device=device, tries_growth=True
-    )
+    inputs: dict[str, Any] = {"model": model, "plan": plan, "probes": probes, "device": device}
+    inputs |= {"is_for_folder": folder is not None}
+    session = open_session(clients, options, tries_growth=True, **inputs)
     files.check_clients(session.clients)
     prepared(session)
     surveyed = survey_sizes(session, probes, progress)
@@ -217,10 +223,14 @@ def open_session(
     device: str = "cpu",
     least: int = 2,
     tries_growth: bool = False,
+    probes: ProbeOptions | None = None,
+    is_for_folder: bool = False,
 ) -> Session:
     """Open clients, plan them, and check that they fit together.
 
-    `tries_growth`: which groups can grow is of interest even where the merge does not grow.
+    Folders that a library saved bring their code. `tries_growth`: which groups can grow is of
+    interest even where the merge does not grow. `probes`: their data tell what the model is fed.
+    `is_for_folder`: the first client's config.json has to say the widths of the merge.
     """
     options = options or MatchOptions()
     sources, names = listed(clients)
@@ -229,8 +239,11 @@ def open_session(
         raise UsageError("`clients` has a name for several files, expected one file per name")
     if model is None:  # a module brings its code
         model = next((s for s in sources if isinstance(s, torch.nn.Module)), None)
+    config = None
+    if (folder := first_folder(sources)) is not None:
+        model, config = _code_and_config(folder, model, plan, is_for_folder=is_for_folder)
     opened = open_clients(expanded, options.reading, names)
-    code = None if model is None else _model_code(model)
+    code = None if model is None else _fed_with(_model_code(model), probes)
     return prepare(
         opened,
         options,
@@ -238,6 +251,7 @@ def open_session(
         model=code,
         device=choose_device(device),
         tries_growth=tries_growth,
+        config=config,
     )
 
 
@@ -537,15 +551,25 @@ def _check_required(merge: Merge, require: Requirement | None) -> None:
         merge.check_better()
 
 
-def _fed_with(model: Model | None, probes: ProbeOptions) -> Model | None:
+def _code_and_config(
+    folder: ModelFolder, model: Model | None, plan: Plan | None, *, is_for_folder: bool
+) -> tuple[Model | None, FolderConfig | None]:
+    """Return the model's code, a folder's own where none is given, and what says the widths."""
+    from fedmerge.architecture.folder_config import FolderConfig, folder_code  # files do without
+
+    own = folder_code(folder, is_planned=plan is not None)
+    if model is None:
+        is_held = own is not None or is_for_folder
+        return own, FolderConfig(own) if is_held else None
+    return model, FolderConfig(own).if_built() if is_for_folder else None
+
+
+def _fed_with(code: ModelCode, probes: ProbeOptions | None) -> ModelCode:
     """Return the model's code with the shape of real inputs, unless it is said what that is."""
-    if model is None or probes.data is None:
-        return model
+    if probes is None or probes.data is None or code.input_shapes:
+        return code
     from fedmerge.probes.data import read_probes  # other merges do without
 
-    code = _model_code(model)
-    if code.input_shapes:
-        return code
     few = read_probes(probes.data, count=1, preparation=probes.preparation)
     return code.fed_like(few.inputs)
 

@@ -190,9 +190,12 @@ def optional_tensors(model: nn.Module) -> frozenset[str]:
 
 
 def load_state(model: nn.Module, state: dict[str, Any], *, strict: bool = True) -> None:
-    """Load a state dict into a model."""
+    """Load a state dict into a model; a tied tensor needs one of its names only."""
+    named = parameters_of(model)
+    known = {id(named[name]): value for name, value in state.items() if name in named}
+    tied = {name: known[id(own)] for name, own in named.items() if id(own) in known}
     with user_code("the model does not load the tensors", of=model):
-        model.load_state_dict(state, strict=strict)
+        model.load_state_dict({**tied, **state}, strict=strict)
 
 
 @contextmanager

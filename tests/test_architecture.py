@@ -167,6 +167,8 @@ NAMED_BY_TESTS = {
     "merging.targets": "its limit of memory is lowered",
     "probes.least_squares": "its steps are watched",
     "report.charts": "its limits are lowered",
+    "architecture.from_library.transformers_models": "the library is taken from it",
+    "report.merged_folders": "its limit is lowered",
     "report.drawing": "its colours are compared",
 }
 TESTS = sorted(Path(__file__).parent.rglob("*.py"))

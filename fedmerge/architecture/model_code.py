@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -30,24 +30,24 @@ from fedmerge.architecture.from_code import (
     ways_of,
 )
 from fedmerge.architecture.from_code.modules import StatePairs, plain_numbers
+from fedmerge.architecture.from_library import ConfiguredModel, library_model
+from fedmerge.architecture.tensor_names import is_prefixed, model_names, renamed, shapes_for
 from fedmerge.architecture.widths import resize_module
 from fedmerge.checkpoint import Checkpoint
 from fedmerge.errors import ArchitectureError, UsageError
 from fedmerge.private_torch import is_compiler_loaded, leaves, map_leaves
 from fedmerge.user_code import (
     copied_object,
-    optional_tensors,
     remember,
     run_model,
-    state_of,
     user_code,
 )
 from fedmerge.values.arrays import IntArray
-from fedmerge.values.clients import name_difference
 from fedmerge.values.option_fields import Rule, check_options, each, whole
-from fedmerge.values.plans import Norm, Plan
+from fedmerge.values.plans import Pinned, Plan, TensorPlan
 
 _HINT = "say what it is fed with `input_shape`"
+UNREAD = "not read by the model"
 PROBE_BATCH = 2  # samples that a model is planned with
 
 
@@ -78,7 +78,8 @@ class ModelCode:
     def build(self) -> nn.Module:
         """Return the model as the user's code makes it; of a module, a copy."""
         if isinstance(self.factory, str):
-            return load_factory(self.factory, self.arguments)
+            known = library_model(self.factory, self.arguments)
+            return load_factory(self.factory, self.arguments) if known is None else known
         return _built(self.factory, self.arguments)
 
     @property
@@ -122,17 +123,26 @@ class ModelCode:
 
         States that are not among them start as zeros, shaped like the outputs that they are.
         """
+        if not self.input_shapes and isinstance(model, ConfiguredModel):
+            return model.example_inputs()
         inputs: list[Any] = list(self._exported_inputs)
         shapes = () if inputs else (self.input_shapes or (None,))
         for number, shape in enumerate(shapes):
             given = self.input_dtypes[number : number + 1]
-            dtype = _torch_dtype(given[0]) if given else None
+            dtype = _torch_dtype(given[0]) if given else _usual_dtype(model, self, number)
             inputs += deduce_inputs(model, shape=shape, dtype=dtype)
         missing = sorted(pair for pair in self.state if pair[0] >= len(inputs))
         if missing:
             outputs = _call(model, inputs, len(missing))
             inputs += [map_leaves(torch.zeros_like, outputs[output]) for _, output in missing]
         return tuple(inputs)
+
+
+def _usual_dtype(model: nn.Module, code: ModelCode, number: int) -> torch.dtype | None:
+    """Return the dtype of one of the inputs of a model that says what each of them is."""
+    if not isinstance(model, ConfiguredModel):
+        return None
+    return model.input_dtype(number, len(code.input_shapes))
 
 
 def _is_code(value: Any) -> bool:
@@ -195,17 +205,32 @@ def plan_code(code: ModelCode, client: Checkpoint, *, seed: int, tries_growth: b
     """Return the plan of the user's model at a client's widths, checked by numbers."""
     model = code.template
     names = model_names(client, model)
-    resize_module(model, {names[name]: info.shape for name, info in client.tensors.items()})
+    resize_module(model, shapes_for(client, names))
     inputs = code.inputs(model)
     plan = plan_checked(model, inputs, seed=seed, state=code.state, tries_growth=tries_growth)
     notes = list(plan.notes)
     if not code.input_shapes:
         shapes = ", ".join("×".join(map(str, tensor.shape)) for tensor in tensors_in(inputs))
         notes.append(f"the model was run on random inputs of shape {shapes}")
-    if not _is_prefixed(names, client) and any(name != own for own, name in names.items()):
+    is_told = isinstance(model, ConfiguredModel)  # by the library's loader
+    if (
+        not is_told
+        and not is_prefixed(names, client)
+        and any(name != own for own, name in names.items())
+    ):
         notes.append("the file's names differ from the model's: paired in order, shapes agree")
     own_names = {model_name: name for name, model_name in names.items()}
-    return _renamed(replace(plan, notes=tuple(notes)), own_names)
+    return _with_unread(renamed(replace(plan, notes=tuple(notes)), own_names), client, names)
+
+
+def _with_unread(plan: Plan, client: Checkpoint, names: Mapping[str, str]) -> Plan:
+    """Return the plan with what the model does not read of a file, position by position."""
+    unread = {
+        name: TensorPlan(tuple(Pinned(size, UNREAD) for size in info.shape))
+        for name, info in client.tensors.items()
+        if info.is_float and name not in names and name not in client.aliases
+    }
+    return replace(plan, tensors={**plan.tensors, **unread}) if unread else plan
 
 
 def plan_program(client: Checkpoint, *, seed: int, tries_growth: bool = True) -> Plan:
@@ -220,7 +245,7 @@ def plan_program(client: Checkpoint, *, seed: int, tries_growth: bool = True) ->
     plan = plan_checked(model, inputs, seed=seed, state=(), tries_growth=tries_growth)
     notes = (f"the plan comes from the graph in {client.name}'s file", *plan.notes)
     own_names = {model_name: name for name, model_name in names.items()}
-    return _renamed(replace(plan, architecture="an exported program", notes=notes), own_names)
+    return renamed(replace(plan, architecture="an exported program", notes=notes), own_names)
 
 
 def plan_checked(
@@ -271,10 +296,12 @@ def check_plan(
     """
     model = code.template
     names = model_names(client, model)
-    resize_module(model, {names[name]: info.shape for name, info in client.tensors.items()})
+    resize_module(model, shapes_for(client, names))
     inputs = code.inputs(model)
     rng = np.random.default_rng(seed)
-    own = _renamed(plan, names)
+    unread = {name: tensor for name, tensor in plan.tensors.items() if name not in names}
+    read = {name: tensor for name, tensor in plan.tensors.items() if name in names}
+    own = renamed(replace(plan, tensors=read), names)
     is_tried = tries_growth and any(group.why == WHY_UNTRIED for group in plan.groups)
     own = freed_untried(own) if is_tried else own
 
@@ -285,56 +312,10 @@ def check_plan(
             own = probe_growth(model, own, given, rng=rng, state=code.state)
 
     ways_of(model, inputs, state=code.state).follow(check)
-    return _renamed(own, {own: name for name, own in names.items()}) if is_tried else plan
-
-
-def model_names(client: Checkpoint, model: nn.Module) -> dict[str, str]:
-    """Return the model's name of every tensor of a file: the same, prefixed, or by order.
-
-    By order only if the last parts of the names agree one by one, and the numbers of axes. A file
-    may lack what torch does without when it loads it.
-    """
-    expected = state_of(model)
-    written = {name: client.output_name(name) for name in client.tensors}
-    plain = {name: name for name in client.tensors}
-    for needed in _needed_names(model, set(expected)):
-        for names in (written, plain):
-            if needed <= set(names.values()) <= set(expected):
-                return names
-        own = [(name.rpartition(".")[2], len(i.shape)) for name, i in client.tensors.items()]
-        others = [name for name in expected if name in needed]
-        if own == [(name.rpartition(".")[2], expected[name].dim()) for name in others]:
-            return dict(zip(client.tensors, others, strict=True))
-    raise ArchitectureError(
-        f"{client.name}: {name_difference(plain, expected)}, compared with the model",
-        "build the model whose checkpoints were merged",
-    )
-
-
-def _needed_names(model: nn.Module, names: set[str]) -> Iterator[set[str]]:
-    """Yield the names that a file has as a rule, and those that it must have."""
-    yield names
-    yield names - optional_tensors(model)
-
-
-def _is_prefixed(names: Mapping[str, str], client: Checkpoint) -> bool:
-    return all(model_name == client.output_name(name) for name, model_name in names.items())
-
-
-def _renamed(plan: Plan, names: Mapping[str, str]) -> Plan:
-    """Return the plan under other tensor names."""
-    return replace(
-        plan,
-        tensors={names[name]: tensor for name, tensor in plan.tensors.items()},
-        norms=tuple(_renamed_norm(norm, names) for norm in plan.norms),
-    )
-
-
-def _renamed_norm(norm: Norm, names: Mapping[str, str]) -> Norm:
-    fields: dict[str, Any] = {
-        key: names[value] if isinstance(value, str) else value for key, value in vars(norm).items()
-    }
-    return Norm(**fields)
+    if not is_tried:
+        return plan
+    tried = renamed(own, {own: name for name, own in names.items()})
+    return replace(tried, tensors={**tried.tensors, **unread})
 
 
 def _torch_dtype(name: str) -> torch.dtype:

@@ -215,8 +215,9 @@ def keep_tensors(
 def resize_module(module: nn.Module, shapes: Shapes) -> None:
     """Resize a module in place so that its parameters and buffers have the given shapes.
 
-    New tensors are uninitialised. Integer attributes of the user's own modules that equal an old
-    width (`self.hidden_size`) follow it where that is unambiguous, and numbers of heads.
+    New tensors are uninitialised; a tied one changes under all of its names. Integer attributes of
+    the user's own modules that equal an old width (`self.hidden_size`) follow it where that is
+    unambiguous, and numbers of heads.
     """
     what = "the model can't be brought to other widths"
     with user_code(what, of=module):
@@ -224,6 +225,7 @@ def resize_module(module: nn.Module, shapes: Shapes) -> None:
         layers = [layer for _, layer in parts]
         old_shapes = {name: tuple(tensor.shape) for name, tensor in _all_tensors(module)}
         old_states = _state_sizes(layers)
+        shapes = {**_shapes_of_tied(module, shapes), **shapes}
     replaced: dict[int, tuple[nn.Parameter, nn.Parameter]] = {}
     for name, shape in shapes.items():
         _check_axes(name, old_shapes.get(name), shape)
@@ -242,6 +244,13 @@ def resize_module(module: nn.Module, shapes: Shapes) -> None:
 def _all_tensors(module: nn.Module) -> list[tuple[str, torch.Tensor]]:
     named = [*module.named_parameters(remove_duplicate=False)]
     return [*named, *module.named_buffers(remove_duplicate=False)]
+
+
+def _shapes_of_tied(module: nn.Module, shapes: Shapes) -> Shapes:
+    """Return the shapes of parameters that have one under another of their names."""
+    named = dict(module.named_parameters(remove_duplicate=False))
+    known = {id(named[name]): shape for name, shape in shapes.items() if name in named}
+    return {name: known[id(own)] for name, own in named.items() if id(own) in known}
 
 
 def _replace_tensor(

@@ -15,6 +15,12 @@ from .checkpoints import (
     open_tensors as open_tensors,
 )
 from .files import ReadOptions as ReadOptions, SourceFile as SourceFile
+from .model_folders import (
+    CONFIG as CONFIG,
+    ModelFolder as ModelFolder,
+    different_companions as different_companions,
+    model_folder as model_folder,
+)
 from .folders import check_folder as check_folder, new_folder as new_folder
 from .lightning import LIGHTNING as LIGHTNING, entries_to_write as entries_to_write
 from .npz import (

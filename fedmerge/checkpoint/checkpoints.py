@@ -119,6 +119,17 @@ class Checkpoint:
         """Return the same checkpoint under another client's name."""
         return replace(self, name=name)
 
+    def with_names(self, names: Mapping[str, str], prefix: str) -> Checkpoint:
+        """Return the same checkpoint under other names of its tensors, without those not named."""
+        return replace(
+            self,
+            tensors=MappingProxyType({new: self.tensors[own] for own, new in names.items()}),
+            aliases={names[a]: names[n] for a, n in self.aliases.items() if a in names},
+            prefix=prefix,
+            _stored={new: self._stored[own] for own, new in names.items() if own in self._stored},
+            _finite=set(),
+        )
+
     def output_name(self, name: str) -> str:
         """Return the name under which a merge of this client writes a tensor."""
         return self.prefix + name

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
+from fedmerge.checkpoint.model_folders import TEMPLATES
 from fedmerge.checkpoint.outputs import (
     check_targets,
     claim_names,
@@ -94,8 +95,10 @@ def _check_replaced(folder: Path, *, force: bool) -> None:
 
 
 def _is_ours(entries: Sequence[Path]) -> bool:
-    """Return whether all entries are files, and one of them is a merged model with its record."""
-    return all(path.is_file() for path in entries) and any(map(has_record, entries))
+    """Return whether all entries are a model's, and one of them is merged, with its record."""
+    files = [path for path in entries if path.is_file()]
+    folders = {path.name for path in entries} - {path.name for path in files}
+    return folders <= {TEMPLATES} and any(map(has_record, files))
 
 
 def _put_on_disk(folder: Path) -> None:

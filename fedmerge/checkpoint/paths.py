@@ -161,7 +161,7 @@ def record_path(path: str | Path) -> Path:
 
 
 def read_record(path: str | Path) -> dict[str, Any]:
-    """Return the merge record of a merged file."""
+    """Return the merge record of a merged file, or of the model in a folder."""
     path = Path(path)
     try:
         path = (model_file(path) or path) if path.is_dir() else path

@@ -104,7 +104,10 @@ def model_code(given: Mapping[str, Any]) -> ModelCode | None:
     if given["model"] is None:
         for name in ("model_arg", "input_shape", "input_dtype", "state"):
             if given[name]:
-                raise UsageError(f"`{name}` says nothing without --model")
+                raise UsageError(
+                    f"`{name}` says nothing without --model",
+                    "a folder with a config.json is one: --model transformers:FOLDER",
+                )
         return None
     from fedmerge.architecture.model_code import ModelCode
 

@@ -52,6 +52,7 @@ _TABLE = (
             "fedmerge match a.pt b.pt --model net.py:Net",
             "fedmerge match clients/ --max-growth 1 -o global.safetensors",
             "fedmerge match a.pt b.pt --model net.py:Net --probe-data x.npz --frontier",
+            "fedmerge match run-a/ run-b/ -o merged/",
         ),
         ("clients",),
         {

@@ -19,6 +19,7 @@ from fedmerge.cli.arguments import (
     note_merged,
     probe_options,
 )
+from fedmerge.cli.merged_folder import upload_command, width_lines
 from fedmerge.cli.next_commands import NEEDED, TRUSTED, next_command
 from fedmerge.cli.output import Terminal
 from fedmerge.errors import UsageError
@@ -68,11 +69,14 @@ def run(given: Mapping[str, Any], terminal: Terminal) -> None:
     _show_merge(merge, output, terminal)
     is_whole = len(merge.clients) == len(sessions[0].clients)
     clients = given["clients"] if is_whole else _files(merge)
-    terminal.line(_verdict(merge, output, clients, given))
+    known = given if given["model"] else {**given, "model": _folder_code(merge)}
+    terminal.line(_verdict(merge, output, clients, known))
     checked = [output, *_as_given(clients, _files(merge))]
     terminal.line(f"wrote {written(output)}; check it with:")
     terminal.line(next_command("verify", checked, given, TRUSTED))
     say_page(given, terminal)
+    if output.is_dir():
+        terminal.line(f"upload it with: {upload_command(output)}")
 
 
 def _predict(given: Mapping[str, Any], inputs: Mapping[str, Any], terminal: Terminal) -> None:
@@ -155,7 +159,7 @@ def _show_merge(merge: Merge, output: Path, terminal: Terminal) -> None:
         terminal.line(title)
     else:
         terminal.table(title, ["group", "clients", "global", "matched", "scatter"], rows)
-    for line in (*sizes(merge), *ways_to_load(merge, output)):
+    for line in (*sizes(merge), *width_lines(merge), *ways_to_load(merge, output)):
         terminal.line(line)
     if merge.shares_start:
         terminal.note(f"note: {_shared_start(merge)}")
@@ -164,6 +168,12 @@ def _show_merge(merge: Merge, output: Path, terminal: Terminal) -> None:
     if merge.options.client_weight:
         counts = [f"{name} {weight:g}" for name, weight in merge.options.client_weight.items()]
         terminal.line(f"clients count: {wording.listed(counts, wording.MOST_LISTED)}")
+
+
+def _folder_code(merge: Merge) -> str | None:
+    """Return what --model is where the clients' folders bring their code."""
+    code = merge.session.model
+    return None if code is None or merge.session.config is None else code.name
 
 
 def _shared_start(merge: Merge) -> str:
@@ -196,6 +206,8 @@ def _as_given(clients: Sequence[Path], paths: Sequence[Path]) -> Sequence[Path]:
 
 def written(output: Path) -> str:
     """Return which files were written."""
+    if output.is_dir():
+        return f"{output}, a folder that its library loads"
     if output.suffix == ".json":
         return f"{output} and the shards that it names"
     return str(output) if output.suffix == ".safetensors" else f"{output} and {record_path(output)}"
@@ -235,6 +247,8 @@ def ways_to_load(merge: Merge, output: Path) -> list[str]:
     ]
     if not wider:
         return []
+    if output.is_dir():
+        return [f'wider than the clients, as its config.json says: from_pretrained("{output}")']
     load = f'load it with fedmerge.load_model(build, "{output}")'
     is_free = merge.options.method == "fedma"
     return [

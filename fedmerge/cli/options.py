@@ -38,7 +38,7 @@ _FILES = "Checkpoint files, folders of them, or quoted globs"
 _MODEL = Option(
     "model",
     "Your model: code that returns it, or a .pt2 or TorchScript file; this runs it",
-    "FILE.py:NAME|PACKAGE.MODULE:NAME|FILE.pt2",
+    "FILE.py:NAME|PACKAGE.MODULE:NAME|FILE.pt2|LIBRARY:NAME",
 )
 _DATA = Option(
     "data",
@@ -168,7 +168,11 @@ _MERGED_OUTPUT = _also(_OUTPUT, default="global.pt", start=Path("global.pt"))
 _OPTIONAL_CLIENTS = _also(_CLIENTS)
 _BY_COMMAND: Mapping[str, Sequence[Option]] = {  # what differs in one command from the others
     "match": (
-        replace(_MERGED_OUTPUT, help=f"{_OUTPUT.help}; of LoRA adapters a folder"),
+        replace(
+            _MERGED_OUTPUT,
+            help=f"{_OUTPUT.help}; else a folder, if the clients are such or LoRA adapters",
+            values="FILE|FOLDER",
+        ),
         Option("normalize", "Mean and deviation of x/255, where images hold bytes", "MEAN,STD"),
     ),
     "retrain": (

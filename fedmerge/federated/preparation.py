@@ -13,7 +13,8 @@ import numpy as np
 
 from fedmerge import __version__
 from fedmerge.architecture import plan_to_json
-from fedmerge.architecture.model_code import ModelCode, model_names
+from fedmerge.architecture.model_code import ModelCode
+from fedmerge.architecture.tensor_names import model_names
 from fedmerge.federated.algorithms import METHODS, Beginning
 from fedmerge.federated.client_training import ModelNames, Trainer
 from fedmerge.federated.federation import Method

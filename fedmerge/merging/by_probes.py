@@ -205,7 +205,11 @@ def _without(session: Session, dropped: Sequence[str]) -> Session:
     if len(kept) < FEWEST_CLIENTS:
         raise UsageError(f"`drop_outliers` leaves fewer than {FEWEST_CLIENTS} clients")
     options = without_clients(session.options, dropped)
-    return prepare(kept, options, plan=session.plan, model=session.model, device=session.device)
+    held = session.config  # the plan is held to it already
+    remaining = prepare(
+        kept, options, plan=session.plan, model=session.model, device=session.device
+    )
+    return replace(remaining, config=held)
 
 
 def _by_weights_with_note(session: Session, error: FedmergeError, progress: Progress) -> Merge:

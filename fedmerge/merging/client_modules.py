@@ -13,7 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from fedmerge.architecture.from_code import ExportedProgram, evaluating, program_inputs
-from fedmerge.architecture.model_code import model_names, outputs_of
+from fedmerge.architecture.from_library import ConfiguredModel
+from fedmerge.architecture.model_code import outputs_of
+from fedmerge.architecture.tensor_names import model_names
 from fedmerge.architecture.widths import resize_module
 from fedmerge.checkpoint import to_torch
 from fedmerge.errors import ArchitectureError
@@ -128,6 +130,7 @@ class ClientModules:
         return {
             self.names[name]: self._runnable(to_torch(read(name), info.dtype))
             for name, info in self.session.aligned[0].tensors.items()
+            if name in self.names  # others, the model does not read
         }
 
     def _loaded(self, module: nn.Module, state: Mapping[str, Tensor]) -> nn.Module:
@@ -161,7 +164,7 @@ class ClientModules:
         code = self.session.model
         if code is None:
             return copy.deepcopy(ExportedProgram(self.program))  # its tensors are the file's
-        built = code.build()
+        built = code.template if isinstance(code.template, ConfiguredModel) else code.build()
         if not _share_modules(built, code.template):
             return built
         with user_code("the model cannot be copied", of=built):

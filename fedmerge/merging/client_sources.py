@@ -13,10 +13,12 @@ import torch
 
 from fedmerge.checkpoint import (
     Checkpoint,
+    ModelFolder,
     ReadOptions,
     client_names,
     expand_paths,
     from_state_dict,
+    model_folder,
     open_checkpoint,
 )
 from fedmerge.errors import ArchitectureError, CheckpointError, UsageError
@@ -74,6 +76,15 @@ def paths_of(clients: Any) -> list[Path]:
     """Return the files among clients, which an output must not overwrite."""
     sources, _ = listed(clients)
     return [source for source in expand_sources(sources, least=0) if isinstance(source, Path)]
+
+
+def first_folder(clients: Any) -> ModelFolder | None:
+    """Return the folder with a config.json that the first client is, if it is one."""
+    sources, _ = listed(clients)
+    if not sources or not isinstance(sources[0], str | Path):
+        return None
+    first = next(iter(expand_sources(sources[:1], least=0)), None)
+    return model_folder(first) if isinstance(first, Path) else None
 
 
 def open_clients(
@@ -148,6 +159,31 @@ class RenamedClient:
     def read(self, name: str) -> Array:
         """Return one tensor by its new name."""
         return self.client.read(self.own_names[name])
+
+
+def in_library_names(clients: Sequence[Checkpoint]) -> list[Checkpoint]:
+    """Return folders under the first one's names where their library loads them into one model.
+
+    Its versions call tensors by other names when they save, and read all of them.
+    """
+    first, *others = clients
+    return [
+        first,
+        *(c if c.tensors.keys() == first.tensors.keys() else _like(c, first) for c in others),
+    ]
+
+
+def _like(client: Checkpoint, first: Checkpoint) -> Checkpoint:
+    if model_folder(client.path) is None or model_folder(first.path) is None:
+        return client
+    from fedmerge.architecture.folder_config import library_names  # files do without
+
+    own, wanted = library_names(client), library_names(first)
+    if own is None or wanted is None or set(own.values()) != set(wanted.values()):
+        return client
+    by_model = {of_model: name for name, of_model in wanted.items()}
+    names = {name: by_model[of_model] for name, of_model in own.items()}
+    return client.with_names(names, first.prefix)
 
 
 def pieces_of(client: Client, name: str, most: int) -> Iterator[torch.Tensor]:

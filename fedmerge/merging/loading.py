@@ -8,7 +8,8 @@ from typing import TypeVar, cast
 
 from torch import Tensor, nn
 
-from fedmerge.architecture.model_code import as_model_code, model_names
+from fedmerge.architecture.model_code import as_model_code
+from fedmerge.architecture.tensor_names import model_names, shapes_for
 from fedmerge.architecture.widths import resize_module
 from fedmerge.checkpoint import Checkpoint, ReadOptions, from_state_dict, open_checkpoint
 from fedmerge.errors import ArchitectureError, UsageError
@@ -52,13 +53,12 @@ def load_checkpoint(build: Callable[[], Module], checkpoint: Checkpoint) -> Modu
     """Build the user's model at the widths of an opened checkpoint and load its tensors."""
     module = build()
     names = model_names(checkpoint, module)
-    shapes = {names[name]: info.shape for name, info in checkpoint.tensors.items()}
     try:
-        resize_module(module, shapes)
+        resize_module(module, shapes_for(checkpoint, names))
         _check_kernels(module)
     except ArchitectureError as error:
         raise error.within(checkpoint.name) from error
-    state = {names[name]: checkpoint.read_torch(name) for name in checkpoint.tensors}
+    state = {of_model: checkpoint.read_torch(name) for name, of_model in names.items()}
     load_state(module, state)
     return module
 

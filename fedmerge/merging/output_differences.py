@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from fedmerge.architecture.model_code import ModelCode, model_names, outputs_of
+from fedmerge.architecture.model_code import ModelCode, outputs_of
+from fedmerge.architecture.tensor_names import model_names
 from fedmerge.architecture.widths import resize_module
 from fedmerge.merging.result import Merge
 from fedmerge.user_code import load_state
@@ -25,7 +26,8 @@ def output_differences(merge: Merge, code: ModelCode) -> Iterator[str]:
     for number, client in enumerate(merge.clients):
         reader = merge.session.aligned[number]
         own = {names[name]: torch.from_numpy(reader.read(name)) for name in names}
-        placed = {own_names[name]: t for name, t in merge.placed_client(number).items()}
+        moved = merge.placed_client(number)
+        placed = {of_model: moved[name] for name, of_model in own_names.items()}
         model = _loaded(code, own)
         inputs = inputs or code.inputs(model)
         change = relative_difference(

@@ -26,6 +26,7 @@ from fedmerge.merging.client_sources import (
     align_names,
     check_dtypes,
     check_shapes,
+    in_library_names,
     keep_matches,
 )
 from fedmerge.merging.options import Dials, MatchOptions, dials_for
@@ -33,6 +34,7 @@ from fedmerge.values.clients import Client
 from fedmerge.values.plans import Pinned, Plan, TensorPlan, equal_widths
 
 if TYPE_CHECKING:
+    from fedmerge.architecture.folder_config import FolderConfig
     from fedmerge.architecture.model_code import ModelCode
 
 
@@ -53,6 +55,7 @@ class Session:
     warnings: tuple[str, ...] = ()
     model: ModelCode | None = None  # that runs them
     device: str = "cpu"  # where products are computed and clients run
+    config: FolderConfig | None = None  # that has to say the widths of the merge
 
     @property
     def names(self) -> list[str]:
@@ -130,13 +133,16 @@ def prepare(
     model: ModelCode | None = None,
     device: str = "cpu",
     tries_growth: bool = False,
+    config: FolderConfig | None = None,
     is_run: bool = False,
 ) -> Session:
     """Bring clients to one set of names, plan them and check that they fit together.
 
     Which groups can grow is tried where it counts for the merge, or if `tries_growth` asks for it.
-    `is_run`: the model is run, so that it is planned also where an average needs no plan.
+    With `config`, they grow only as the first client's config.json can say. `is_run`: the model is
+    run, so that it is planned also where an average needs no plan.
     """
+    clients = in_library_names(clients)
     by_places = is_by_places(options) and not is_run
     for client in clients:
         check_no_adapter(client, is_averaged=by_places)
@@ -150,6 +156,8 @@ def prepare(
         )
     elif plan is None and clients[0].program is not None:
         plan = _plan_of_program(clients[0], seed=options.seed, tries_growth=tries_growth)
+    if config is not None and plan is not None and tries_growth:
+        plan, config = config.holding(plan, clients[0])
     aligned = align_names(clients, by_order=options.match_by_order, keep=options.keep)
     if by_places:
         check_shapes(aligned, kept)
@@ -172,6 +180,7 @@ def prepare(
         ),
         model=model,
         device=device,
+        config=config,
     )
     return session if options.max_params is None else _held_to(session, options.max_params)
 

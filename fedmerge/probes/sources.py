@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fedmerge.architecture.from_library import ConfiguredModel
 from fedmerge.architecture.model_code import evaluated, tensors_in
 from fedmerge.errors import TrainingError, UsageError, UserCodeError
 from fedmerge.probes.data import read_probes
@@ -69,6 +70,8 @@ class ProbedClients:
     @cached_property
     def tokens(self) -> int | None:
         """How many different tokens the model takes."""
+        if isinstance(self.modules[0], ConfiguredModel):
+            return self.modules[0].vocabulary
         for _, module in parts_of(self.modules[0]):
             if isinstance(module, nn.Embedding | nn.EmbeddingBag):
                 return module.num_embeddings

@@ -7,9 +7,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedmerge.checkpoint import PROGRAM, Checkpoint, check_output, parse_size
+from fedmerge.checkpoint import (
+    OUTPUT_SUFFIXES,
+    PROGRAM,
+    Checkpoint,
+    ModelFolder,
+    check_folder,
+    check_output,
+    parse_size,
+)
 from fedmerge.errors import UsageError
-from fedmerge.merging.client_sources import paths_of
+from fedmerge.merging.client_sources import first_folder, paths_of
 from fedmerge.merging.result import Merge, beside_state_dict
 from fedmerge.report.reports import check_report_output, write_report
 from fedmerge.values.wording import Progress, silent
@@ -32,6 +40,7 @@ class OutputFiles:
     image: ImageOptions | None
     resume: bool = False  # whether they may be those of the run that goes on
     method: str = ""  # of the merge: an ensemble may be written as a program
+    folder: ModelFolder | None = None  # the first client, where the output is to be one like it
 
     @property
     def is_program(self) -> bool:
@@ -48,7 +57,10 @@ class OutputFiles:
         state: WorkDir | None = None,
     ) -> None:
         """Refuse files that must not or can't be written, before any work."""
-        if self.output is not None:
+        if self.output is not None and self.folder is not None:
+            inputs = [*paths_of(clients), *also]
+            check_folder(self.output, inputs=inputs, force=self.force)
+        elif self.output is not None:
             is_sharded = parse_size(self.shard_size) is not None
             inputs = [*paths_of(clients), *also]
             is_own = self.resume and state is not None and state.is_own(Path(self.output))
@@ -101,13 +113,7 @@ class OutputFiles:
             from fedmerge.merging.ensemble_program import write_branches  # most do without
 
             return write_branches(merge, Path(self.output), force=self.force)
-        written = merge.write(
-            self.output,
-            force=self.force,
-            again=self.resume,
-            shard_size=self.shard_size,
-            progress=progress,
-        )
+        written, merge = self._written(merge, Path(self.output), progress)
         if self.report is not None:
             files = [client.path for client in clients if client.path is not None]
             write_report(
@@ -122,6 +128,35 @@ class OutputFiles:
                 progress=progress,
             )
         return merge
+
+    def _written(self, merge: Merge, output: Path, progress: Progress) -> tuple[Path, Merge]:
+        """Write a file or a folder; return the file of the weights."""
+        if self.folder is None:
+            written = merge.write(
+                output,
+                force=self.force,
+                again=self.resume,
+                shard_size=self.shard_size,
+                progress=progress,
+            )
+            return written, merge
+        from fedmerge.report.merged_folders import write_merged_folder  # files do without
+
+        return write_merged_folder(
+            merge,
+            output,
+            self.folder,
+            force=self.force,
+            shard_size=self.shard_size,
+            progress=progress,
+        )
+
+
+def folder_like_clients(output: str | Path | None, clients: Any) -> ModelFolder | None:
+    """Return the folder that the first client is, where the output is no name of a file."""
+    if output is None or Path(output).suffix.lower() in (*OUTPUT_SUFFIXES, PROGRAM):
+        return None
+    return first_folder(clients)
 
 
 def first_sample(data: Data | None, preparation: Preparation) -> ImageOptions | None:

@@ -12,7 +12,8 @@ import torch
 from torch import nn
 from torch.func import functional_call
 
-from fedmerge.architecture.model_code import ModelCode, model_names
+from fedmerge.architecture.model_code import ModelCode
+from fedmerge.architecture.tensor_names import model_names
 from fedmerge.checkpoint import Checkpoint
 from fedmerge.errors import ArchitectureError, UsageError
 from fedmerge.federated.federation import placed_array

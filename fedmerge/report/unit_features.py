@@ -12,7 +12,8 @@ import torch
 from torch import nn
 
 from fedmerge.architecture.from_code import evaluating
-from fedmerge.architecture.model_code import ModelCode, model_names
+from fedmerge.architecture.model_code import ModelCode
+from fedmerge.architecture.tensor_names import model_names
 from fedmerge.checkpoint import Checkpoint, from_state_dict, read_npy
 from fedmerge.errors import ArchitectureError, CheckpointError, TrainingError, UsageError
 from fedmerge.federated.work_dir import MOST_CLIENTS

@@ -21,6 +21,7 @@ from .module_plan import (
 from .modules import (
     deduce_inputs as deduce_inputs,
     evaluating as evaluating,
+    float_tensors as float_tensors,
     exported_inputs as exported_inputs,
     load_factory as load_factory,
 )

@@ -1,0 +1,174 @@
+"""Folders that transformers saved: merged as folders, loaded by the library alone."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import fedmerge
+from fedmerge.architecture.from_library import names_of_inputs
+from tests.end_to_end.helpers import Cli
+from tests.hugging_face_zoo import (
+    FAMILIES,
+    Family,
+    configured,
+    loaded,
+    nudged,
+    outputs,
+    saved,
+    shuffled,
+)
+
+EQUAL = 1e-5  # absolute, of outputs around 1 in single precision
+SLOW = ("RoBERTa", "DistilBERT", "Llama, untied", "Qwen 3", "Mistral", "BART", "ConvNeXt")
+
+
+def families(*, slow: bool = True) -> list[Any]:
+    marks = {name: [pytest.mark.slow] if name in SLOW and slow else [] for name in FAMILIES}
+    return [pytest.param(name, marks=marks[name], id=name) for name in FAMILIES]
+
+
+def inputs_of(folder: Path) -> dict[str, Tensor]:
+    """Return inputs by the names of forward's arguments."""
+    model = configured(folder)
+    inputs = model.example_inputs()
+    return dict(zip(names_of_inputs(model, len(inputs)), inputs, strict=True))
+
+
+def difference(one: Path, other: Path, inputs: Mapping[str, Tensor]) -> float:
+    """Return the largest difference between the outputs of two folders' models."""
+    found, expected = outputs(one, inputs), outputs(other, inputs)
+    assert found.isfinite().all()
+    return (found - expected).abs().max().item()
+
+
+@pytest.mark.parametrize("name", families())
+def test_shuffled_copies_merge_back_to_the_function(name: str, tmp_path: Path) -> None:
+    one = saved(FAMILIES[name], tmp_path / "one", seed=1)
+    other = shuffled(one, tmp_path / "other", seed=2)
+    inputs = inputs_of(one)
+    assert difference(one, other, inputs) < EQUAL  # it is the same function in another order
+    fedmerge.match([one, other], output=tmp_path / "merged", max_growth=1, probe="none")
+    assert difference(one, tmp_path / "merged", inputs) < EQUAL
+    fedmerge.match([one, other], output=tmp_path / "average", method="average")
+    assert difference(one, tmp_path / "average", inputs) > 1000 * EQUAL  # so order counts
+
+
+@pytest.mark.parametrize("name", families())
+def test_independent_models_grow_as_their_config_can_say(name: str, tmp_path: Path) -> None:
+    family = FAMILIES[name]
+    one, other = (saved(family, tmp_path / f"client-{k}", seed=k) for k in (1, 2))
+    merge = fedmerge.match(
+        [one, other], output=tmp_path / "grown", max_growth="none", match_threshold=1, probe="none"
+    )
+    config = merge.session.config
+    assert config is not None
+    said = {s.name: (s.width, merge.widths[s.groups[0]]) for s in config.said}
+    grown = {name for name, (before, after) in said.items() if after == 2 * before}
+    assert grown == set(family.grows)
+    assert all(after == before for name, (before, after) in said.items() if name not in grown)
+    for group in merge.groups:  # and nothing that no field says
+        is_said = any(group.name in own.groups for own in config.said if own.name in grown)
+        assert (group.width > max(group.client_widths)) == is_said
+    inputs = inputs_of(one)
+    built = outputs(tmp_path / "grown", inputs)  # from the new config.json
+    resized = merge.to_module().eval()(**inputs).logits  # from the old one, brought to the widths
+    assert (built - resized).abs().max() < EQUAL
+    assert fedmerge.verify(tmp_path / "grown", [one, other]).ok
+
+
+@pytest.mark.parametrize("name", families())
+def test_a_shared_start_is_recognised(name: str, tmp_path: Path) -> None:
+    base = saved(FAMILIES[name], tmp_path / "base", seed=1)
+    tuned = [nudged(base, tmp_path / f"tuned-{k}", seed=k) for k in (2, 3)]
+    assert fedmerge.match(tuned, probe="none").shares_start
+    stranger = saved(FAMILIES[name], tmp_path / "stranger", seed=4)
+    assert not fedmerge.match([base, stranger], probe="none").shares_start
+
+
+@pytest.mark.parametrize("name", ["BERT", "T5"])
+def test_what_clients_do_is_compared_by_default(name: str, tmp_path: Path, cli: Cli) -> None:
+    one, other = (saved(FAMILIES[name], tmp_path / f"client-{k}", seed=k) for k in (1, 2))
+    merged = tmp_path / "merged"
+    fast = ("--set", "probe_count=64", "--effort", "fast", "--json")
+    found = json.loads(cli.done("match", one, other, "-o", merged, *fast).out)
+    assert found["quality"]["samples"] > 0
+    assert found["growth"] > 1
+    inputs = inputs_of(one)
+    assert outputs(merged, inputs).isfinite().all()
+    assert difference(one, merged, inputs) > 1000 * EQUAL
+
+
+def test_the_last_line_uploads_and_the_one_before_verifies(tmp_path: Path, cli: Cli) -> None:
+    one = saved(FAMILIES["BERT"], tmp_path / "one", seed=1)
+    other = shuffled(one, tmp_path / "other", seed=2)
+    merged = tmp_path / "merged"
+    told = cli.done("match", one, other, "-o", merged, "--set", "probe=none").out.splitlines()
+    assert told[-1] == f"upload it with: hf upload YOUR-NAME/merged {merged}"
+    assert told[-2] == f"fedmerge verify {merged} {one} {other}"
+    checked = cli.done("verify", merged, one, other).out
+    assert "recomputed from its 2 clients: equal" in checked
+    assert "can't grow (no field of config.json says its width)" in "\n".join(told)
+
+
+def test_a_card_tells_what_was_merged_and_its_command_does_it_again(
+    tmp_path: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    saved(FAMILIES["GPT-2"], Path("one"), seed=1)
+    saved(FAMILIES["GPT-2"], Path("other"), seed=2)
+    merge = fedmerge.match(["one", "other"], output="merged", probe="none", max_growth=1.2)
+    card = Path("merged/README.md").read_text()
+    assert card.startswith("---\nlibrary_name: transformers\ntags:\n- merge\n- fedmerge\n---\n")
+    assert all(source.sha256 in card for source in merge.sources)
+    [command] = [line[2:] for line in card.splitlines() if line.startswith("$ ")]
+    cli.done(*command.split()[1:])
+    assert _bytes("merged") == _bytes("merged-again")
+
+
+def _bytes(folder: str) -> bytes:
+    return (Path(folder) / "model.safetensors").read_bytes()
+
+
+def test_clients_of_other_widths_merge_into_one_config(tmp_path: Path) -> None:
+    family = FAMILIES["ViT"]
+    narrow: Family = replace(family, settings={**family.settings, "intermediate_size": 20})
+    one = saved(narrow, tmp_path / "one", seed=1)
+    other = saved(family, tmp_path / "other", seed=2)
+    fedmerge.match([one, other], output=tmp_path / "merged", max_growth=1, probe="none")
+    config = json.loads((tmp_path / "merged/config.json").read_text())
+    assert config["intermediate_size"] == 24
+    assert outputs(tmp_path / "merged", inputs_of(one)).isfinite().all()
+
+
+def test_an_ensemble_of_folders_becomes_a_program(tmp_path: Path, cli: Cli) -> None:
+    one, other = (saved(FAMILIES["ViT"], tmp_path / f"client-{k}", seed=k) for k in (1, 2))
+    program = tmp_path / "both.pt2"
+    cli.done("match", one, other, "--method", "ensemble", "-o", program)
+    inputs = inputs_of(one)
+    wanted = (outputs(one, inputs) + outputs(other, inputs)) / 2
+    found = torch.export.load(program).module()(*inputs.values())
+    assert torch.allclose(found, wanted, atol=EQUAL)
+
+
+def test_half_precision_stays_half(tmp_path: Path) -> None:
+    folders = [tmp_path / "one", tmp_path / "other"]
+    for seed, folder in enumerate(folders):
+        saved(FAMILIES["Llama, tied"], folder, seed=seed)
+        _halve(folder)
+    fedmerge.match(folders, output=tmp_path / "merged", probe="none", dtype="float32")
+    assert json.loads((tmp_path / "merged/config.json").read_text())["dtype"] == "float32"
+    merge = fedmerge.match(folders, output=tmp_path / "half", probe="none")
+    assert {info.dtype for info in merge.tensors.values()} == {"float16"}
+    assert json.loads((tmp_path / "half/config.json").read_text())["dtype"] == "float16"
+
+
+def _halve(folder: Path) -> None:
+    loaded(folder).to(torch.float16).save_pretrained(folder)

@@ -15,6 +15,12 @@ from .features import (
     gather_units as gather_units,
 )
 from .inner_units import match_inside as match_inside
+from .representatives import (
+    SAME as SAME,
+    Selection as Selection,
+    represent as represent,
+    select_units as select_units,
+)
 from .scores import (
     HOMELESS as HOMELESS,
     ClientUnits as ClientUnits,

@@ -216,6 +216,7 @@ class GroupMatching:
     scatter: float  # sum of |w - mean of its global unit|² over sum of |w|², without tie-breakers
     similarities: tuple[Float64Array, ...] = ()  # (units,) cosine with the fellow owners' mean
     threshold: float | None = None  # the cosine above which units pair up, if one was set
+    leaders: tuple[int, ...] = ()  # the client whose unit each global one stands for, if any
     outer: tuple[Assignment, ...] = ()  # of the units around these, where they have own orders
 
     @property

@@ -11,7 +11,9 @@ from .by_probes import (
     probe_clients as probe_clients,
     choose_merge as choose_merge,
     match_by_responses as match_by_responses,
+    represent_clients as represent_clients,
     respond as respond,
+    with_weights as with_weights,
 )
 from .by_weights import match_group as match_group, solve as solve
 from .candidates import Candidate as Candidate, matched_candidates as matched_candidates
@@ -20,6 +22,7 @@ from .client_sources import expand_sources as expand_sources, open_clients as op
 from .comparison import Comparison as Comparison, Row as Row
 from .evaluations import EvaluationOptions as EvaluationOptions, evaluate as evaluate
 from .fit import Fitter as Fitter
+from .importance import unit_importance as unit_importance
 from .frontier import GROWTHS as GROWTHS, Frontier as Frontier
 from .client_modules import own_norms as own_norms, steady_weights as steady_weights
 from .loading import load_checkpoint as load_checkpoint
@@ -71,6 +74,5 @@ from .verification import verify as verify
 from .width_choice import (
     allocate as allocate,
     loss_curve as loss_curve,
-    unexplained as unexplained,
-    unit_products as unit_products,
+    select_all as select_all,
 )

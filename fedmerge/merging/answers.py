@@ -39,11 +39,16 @@ DIGITS = 3  # that count of a weight: what is recorded is what was used
 class ProbeSets:
     """Probes by what they are for."""
 
-    fitting: Probes  # on which units are compared, layers fitted and merges refined
+    fitting: Probes  # on which units are compared and merges refined
     held_out: Probes  # which choose the strength of ridges
     judging: Probes  # the held-out ones and changed copies: they choose among candidates
     ranking: Probes  # the others, changed: with the judging ones they rank clients
     augmentation: Augmentation  # how probes are changed
+
+    @property
+    def varied(self) -> Probes:
+        """The fitting probes as they are and changed: layers that are fitted to both serve more."""
+        return self.fitting.joined(self.ranking) if self.augmentation.ways else self.fitting
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import numpy as np
 import torch
@@ -15,7 +16,7 @@ from fedmerge.merging.client_sources import pieces_of
 from fedmerge.merging.options import NO_LEAD, Dials, MatchOptions
 from fedmerge.values.arrays import Float64Array, FloatArray, IntArray
 from fedmerge.values.clients import Client
-from fedmerge.values.plans import Plan, TensorPlan, Widths, axis_size, index_map
+from fedmerge.values.plans import Layout, Plan, TensorPlan, Widths, axis_size, groups_in, index_map
 from fedmerge.values.wording import listed
 
 PIECE = 1 << 18  # numbers averaged at once: sums in double precision then stay in a core's cache
@@ -37,18 +38,26 @@ class Averaging:
     lead: int | None = None  # number of a client
 
     def shares(
-        self, client: int, tensor: TensorPlan, *, places: IntArray, led: IntArray | None
+        self,
+        client: int,
+        tensor: TensorPlan,
+        *,
+        places: IntArray,
+        led: IntArray | None,
+        leading: Float64Array,
     ) -> Float64Array:
         """Return what a client counts at its places along a tensor's out axis: one number, or each.
 
-        `led` are the places of the lead client.
+        `led` are the places of the lead client; other units count as they are `leading`.
         """
         weights = self.output_weights(client, tensor)
-        if led is None or not tensor.produces:
+        if not tensor.produces:
             return weights
+        if led is None:
+            return np.asarray(weights * leading)
         if self.lead == client:
             return np.array(1.0)  # whatever its weight: nothing is rounded
-        return np.asarray(weights * ~np.isin(places, led))
+        return np.asarray(weights * leading * ~np.isin(places, led))
 
     def output_weights(self, client: int, tensor: TensorPlan) -> Float64Array:
         """Return what a client counts for a tensor: one number, or one per output."""
@@ -71,6 +80,9 @@ class Averaging:
         return np.where(owned > 0, owned + shrinkage, 1.0)
 
 
+NO_LEADERS: Mapping[str, IntArray] = MappingProxyType({})
+
+
 def average_tensor(
     name: str,
     clients: Sequence[Client],
@@ -79,11 +91,13 @@ def average_tensor(
     placements: Sequence[Placement],
     widths: Widths,
     averaging: Averaging,
+    leaders: Mapping[str, IntArray] = NO_LEADERS,
 ) -> FloatArray:
     """Return one global tensor: each unit's mean over the clients that own it.
 
     G[u, i] = Σ ω_j W_j[u, i] / Σ ω_j over the owners j of output unit u; an input unit that j
-    does not own counts as 0. Every client owns a pinned output.
+    does not own counts as 0. Every client owns a pinned output. `leaders` are the clients whose
+    units (width,) a group's stand for.
     """
     tensor = plan.tensors[name]
     led = None if averaging.lead is None else out_places(tensor, placements[averaging.lead], widths)
@@ -95,12 +109,44 @@ def average_tensor(
         stored.append(values.dtype)
         maps = [index_map(layout, targets_of(placement), widths) for layout in tensor.axes]
         places = maps[tensor.out] if maps else np.zeros(0, dtype=np.int64)
-        weights = averaging.shares(number, tensor, places=places, led=led)
+        leading = (
+            leading_shares(tensor.axes[tensor.out], number, placement, leaders, widths)
+            if maps
+            else ALL_OF_IT
+        )
+        weights = averaging.shares(number, tensor, places=places, led=led, leading=leading)
         add_mapped(total, maps, values, along(weights, tensor.out, values.ndim))
         owned[tuple(maps[tensor.out : tensor.out + 1])] += weights
         del values  # before the next client's is read
     total /= along(averaging.divisor(owned, tensor), tensor.out, total.ndim)
     return np.asarray(total, dtype=np.result_type(*stored))
+
+
+FAINT = 1e-9  # what a client counts for a unit that another one's stands for
+ALL_OF_IT = np.array(1.0)
+
+
+def leading_shares(
+    layout: Layout,
+    client: int,
+    placement: Placement,
+    leaders: Mapping[str, IntArray],
+    widths: Widths,
+) -> Float64Array:
+    """Return 1 along an axis where a client's units are those that global ones stand for.
+
+    Elsewhere next to nothing: nothing at all would leave places whose groups have different
+    leaders to nobody. One number where all count alike.
+    """
+    if leaders.keys().isdisjoint(groups_in(layout)):
+        return ALL_OF_IT
+    targets = targets_of(placement)
+    led = {
+        group: own[leaders[group][own] == client] if group in leaders else own
+        for group, own in targets.items()
+    }
+    places = index_map(layout, targets, widths)
+    return np.where(np.isin(places, index_map(layout, led, widths)), 1.0, FAINT)
 
 
 def mean_pieces(

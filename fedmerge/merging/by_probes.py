@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from torch import Tensor
 
 from fedmerge.errors import FedmergeError, UsageError
+from fedmerge.matching import Selection, represent
 from fedmerge.merging.answers import Answers, collect_answers, with_voices
 from fedmerge.merging.by_weights import (
     Compared,
+    Matcher,
     Responses,
     match_groups,
     merge_by_weights,
@@ -30,15 +33,17 @@ from fedmerge.merging.candidates import (
 )
 from fedmerge.merging.client_modules import ClientModules, steady_weights
 from fedmerge.merging.fit import FEW
+from fedmerge.merging.importance import unit_importance
 from fedmerge.merging.options import effort_of, needs_probes, without_clients
 from fedmerge.merging.outlying_clients import FEWEST, outliers
 from fedmerge.merging.quality import outputs_on
 from fedmerge.merging.result import Merge, Solution, merge_of
 from fedmerge.merging.session import Session, prepare
-from fedmerge.merging.width_choice import Curve, choose_widths, loss_curves
+from fedmerge.merging.width_choice import choose_widths, select_all
 from fedmerge.probes.options import ProbeOptions
 from fedmerge.probes.responses import normalised, unit_responses
 from fedmerge.probes.sources import ProbedClients, make_probes, neutral_probes
+from fedmerge.values.plans import is_alone
 from fedmerge.values.wording import Progress, silent
 
 HELD_OUT = 0.2  # of the probes: they choose ridges and, changed, candidates
@@ -60,18 +65,29 @@ def merge_by_probes(session: Session, probing: ProbeOptions, progress: Progress)
         if probing.asked_for or needs_probes(session.options):
             raise
         return _by_weights_with_note(session, error, progress)
-    return choose_merge(answers, respond(answers), probing, progress)
+    answers, by_weights = with_weights(answers)
+    return choose_merge(answers, by_weights, respond(answers, progress), probing, progress)
+
+
+def with_weights(answers: Answers) -> tuple[Answers, Merge]:
+    """Return the answers with how much each client counts, and the merge by weights alone.
+
+    Clients that share their start count alike.
+    """
+    by_weights = merge_by_weights(answers.session, silent, only_if_shared=True)
+    return answers if by_weights.shares_start else with_voices(answers), by_weights
 
 
 def choose_merge(
-    answers: Answers, responses: UnitResponses, probing: ProbeOptions, progress: Progress
+    answers: Answers,
+    by_weights: Merge,
+    responses: UnitResponses,
+    probing: ProbeOptions,
+    progress: Progress,
 ) -> Merge:
     """Match, try every way to merge, and return the best with what is known of its quality."""
-    by_weights = merge_by_weights(answers.session, silent, only_if_shared=True)
-    if not by_weights.shares_start:
-        answers = with_voices(answers)
-    session = answers.session
-    matched = match_by_responses(session, responses, session.dials.max_growth, progress)
+    growth = answers.session.dials.max_growth
+    matched = match_within(growth, answers.session, responses, by_weights, progress)
     leads = possible_leads(answers, by_weights)
     candidates = [
         *average_candidates(answers, by_weights),
@@ -92,6 +108,25 @@ def choose_merge(
         probes=probing.to_json(),
         warnings=(*chosen.merge.warnings, *notes, *quality.warnings()),
     )
+
+
+def match_within(
+    growth: float | None,
+    session: Session,
+    responses: UnitResponses,
+    by_weights: Merge,
+    progress: Progress,
+) -> Merge:
+    """Return the matching within a size budget whose units are to be merged.
+
+    Units of clients trained apart correlate by 0.3 to 0.6, so that their means are neither: one
+    client's stands for them, unless the user wants means, or says what is to be matched.
+    """
+    options = session.options
+    wants_means = options.merge_units == "mean" or options.match_threshold is not None
+    if growth is None or wants_means or by_weights.shares_start:
+        return match_by_responses(session, responses, growth, progress)
+    return represent_clients(session, responses, growth, progress)
 
 
 def _refined(
@@ -154,14 +189,14 @@ def _without_clients(answers: Answers, odd: Sequence[int], outputs: Sequence[Ten
 
 @dataclass(frozen=True)
 class UnitResponses:
-    """How every client's units respond to probes, and what widths would lose of it."""
+    """How every client's units respond to probes, and which of them tell most that matters."""
 
     clients: Sequence[Responses]
-    curves: Mapping[str, Curve]
+    selections: Mapping[str, Selection]
     steady: frozenset[str]  # weights that read the same rows whatever units' order is
 
 
-def respond(answers: Answers) -> UnitResponses:
+def respond(answers: Answers, progress: Progress = silent) -> UnitResponses:
     """Run every client on the probes, and compare its units with those of the others."""
     modules, session = answers.modules, answers.session
     probes = answers.sets.fitting
@@ -179,7 +214,9 @@ def respond(answers: Answers) -> UnitResponses:
             device=modules.device,
         )
         by_client.append({group: normalised(values) for group, values in units.items()})
-    return UnitResponses(by_client, loss_curves(session, by_client), steady)
+    return UnitResponses(
+        by_client, select_all(session.plan, by_client, unit_importance(answers, progress)), steady
+    )
 
 
 def match_by_responses(
@@ -190,11 +227,37 @@ def match_by_responses(
     limits: dict[str, int] = {}
     bounded = session
     if growth is not None:
-        chosen = choose_widths(session, responses.curves, session.budget(growth))
+        chosen = choose_widths(session, responses.selections, session.budget(growth))
         limits = session.limits(1.0) | chosen
         threshold = session.options.match_threshold or THRESHOLD
         bounded = replace(session, dials=replace(session.dials, threshold=threshold))
     matchings = match_groups(bounded, limits, progress, compared=compared)
+    assert matchings is not None
+    return merge_of(session, Solution(matchings, None))
+
+
+def represent_clients(
+    session: Session, responses: UnitResponses, growth: float, progress: Progress
+) -> Merge:
+    """Return the merge whose units each stand for one client's unit, within a size budget.
+
+    Units that hold others, as heads do, and those whose responses are not known are matched.
+    """
+    chosen = session.widest | choose_widths(session, responses.selections, session.budget(growth))
+    matchers: dict[str, Matcher] = {
+        group: partial(
+            represent, order=own.order, width=chosen[group], solver=session.options.solver
+        )
+        for group, own in responses.selections.items()
+        if is_alone(session.plan, group)
+    }
+    matchings = match_groups(
+        replace(session, dials=replace(session.dials, threshold=THRESHOLD)),
+        chosen,
+        progress,
+        compared=Compared(responses.clients, RESPONSE_SHARE),
+        matchers=matchers,
+    )
     assert matchings is not None
     return merge_of(session, Solution(matchings, None))
 

@@ -40,7 +40,7 @@ TRAINED_APART = 0.1  # share of units at the same places that one pass finds at 
 LIMIT_BITS = 30  # halvings of the range of limits, beyond any width's resolution
 
 
-_Match: TypeAlias = Callable[[Sequence[UnitFeatures]], GroupMatching]
+Matcher: TypeAlias = Callable[[Sequence[UnitFeatures]], GroupMatching]
 Responses: TypeAlias = Mapping[str, FloatArray]  # group → (units, columns), of length 1 about 0
 
 
@@ -53,6 +53,7 @@ class Compared:
 
 
 BY_WEIGHTS_ALONE = Compared()
+NO_MATCHERS: Mapping[str, Matcher] = {}
 
 
 def merge_by_weights(
@@ -180,10 +181,12 @@ def match_groups(
     *,
     budget: int | None = None,
     compared: Compared = BY_WEIGHTS_ALONE,
+    matchers: Mapping[str, Matcher] = NO_MATCHERS,
 ) -> dict[str, GroupMatching] | None:
     """Match group after group in forward order; None as soon as the model exceeds the budget.
 
-    `limits` are the largest widths, for groups that have any.
+    `limits` are the largest widths, for groups that have any, and
+    `matchers` the ways to match those that have one of their own.
     """
     matchings: dict[str, GroupMatching] = {}
     widths = dict(session.widest)
@@ -198,6 +201,7 @@ def match_groups(
                 matchings,
                 limit,
                 compared=compared,
+                matcher=matchers.get(group.name),
                 progress=share,
                 is_hopeless=is_hopeless,
             )
@@ -266,6 +270,7 @@ def match_group(
     *,
     outgoing: bool = False,
     compared: Compared = BY_WEIGHTS_ALONE,
+    matcher: Matcher | None = None,
     progress: Callable[[float], None],
     is_hopeless: Callable[[int], bool] = lambda width: False,
 ) -> GroupMatching:
@@ -282,8 +287,10 @@ def match_group(
     if any(client.twins.any() for client in features):
         del features  # before they are gathered once more
         features, entries = gather(ties=TieBreaker(scale=session.options.tie_breaker))
+    if matcher is not None:
+        return matcher(features)
     if session.dials.threshold == 1 and limit is None:
-        match: _Match = _kept_apart
+        match: Matcher = _kept_apart
     else:
         match = partial(
             match_units,

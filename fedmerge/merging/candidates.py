@@ -14,7 +14,7 @@ from fedmerge.merging.options import NO_LEAD, effort_of, leaves_units_open
 from fedmerge.merging.quality import NEGLIGIBLE, Quality, outputs_on, same_decisions, variance
 from fedmerge.merging.refinement import (
     FEWEST_STEPS,
-    RATE,
+    RATES,
     SPENDING,
     TRIAL,
     WORTH,
@@ -79,7 +79,7 @@ def matched_candidates(
         fits = fit_merges(
             answers.modules,
             fitted,
-            answers.sets.fitting,
+            answers.sets.varied,
             answers.sets.held_out,
             steady=steady,
             progress=progress,
@@ -127,25 +127,50 @@ def refined_candidates(
     if steps < FEWEST_STEPS:
         return
     trials = []
-    for name, begun in _starts(answers, start).items():
-        trained = refiner.refine(begun, round(TRIAL * steps), progress)
-        trials.append((_candidate(answers, f"refined from {name}", trained), name))
-        yield trials[-1][0]
-    best = best_candidate([trial for trial, _ in trials], answers)
-    source = next(name for trial, name in trials if trial is best)
+    for trial in _trials(answers, start, refiner, round(TRIAL * steps), progress):
+        trials.append(trial)
+        yield trial.candidate
+    best = best_candidate([trial.candidate for trial in trials], answers)
+    [chosen] = [trial for trial in trials if trial.candidate is best]
     for number in range(spending.rounds):
-        trained = refiner.refine(best.merge, steps << number, progress, rate=RATE / 2**number)
-        longer = _candidate(answers, f"refined longer from {source}{', again' * number}", trained)
+        rate = chosen.rate / 2**number
+        trained = refiner.refine(best.merge, steps << number, progress, rate=rate)
+        label = f"refined longer from {chosen.source}{', again' * number}"
+        longer = _candidate(answers, label, trained)
         yield longer
         if best_candidate([best, longer], answers) is best or _gains_little(best, longer, answers):
             return
         best = longer
 
 
-def _starts(answers: Answers, start: Candidate) -> dict[str, Merge]:
+@dataclass(frozen=True)
+class _Trial:
+    """What a short refinement makes of a start."""
+
+    candidate: Candidate
+    source: str
+    rate: float
+
+
+def _trials(
+    answers: Answers, start: Candidate, refiner: Refiner, steps: int, progress: Progress
+) -> Iterator[_Trial]:
+    """Yield what a few steps make of every start; slower ones where that was worse than before."""
+    for begun in _starts(answers, start):
+        for rate, label in RATES.items():
+            trained = refiner.refine(begun.merge, steps, progress, rate=rate)
+            found = _candidate(answers, f"refined {label}from {begun.name}", trained)
+            yield _Trial(found, begun.name, rate)
+            if best_candidate([begun, found], answers) is found:
+                break
+
+
+def _starts(answers: Answers, start: Candidate) -> list[Candidate]:
+    """Return the merge, and the client nearest to the ensemble in its layout."""
     client = answers.best_client
     name = client_name(answers.session.names[client])
-    return {start.name: start.merge, name: started_from(start.merge, client)}
+    own = Candidate(name, started_from(start.merge, client), answers.outputs[client])
+    return [start, own]
 
 
 def _gains_little(before: Candidate, after: Candidate, answers: Answers) -> bool:

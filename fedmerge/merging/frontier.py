@@ -13,9 +13,10 @@ from fedmerge.merging.answers import Answers
 from fedmerge.merging.by_probes import (
     UnitResponses,
     choose_merge,
-    match_by_responses,
+    match_within,
     probe_clients,
     respond,
+    with_weights,
 )
 from fedmerge.merging.candidates import best_candidate, matched_candidates
 from fedmerge.merging.methods import is_probed
@@ -69,9 +70,10 @@ def survey_sizes(session: Session, probing: ProbeOptions, progress: Progress) ->
     if not is_probed(session, probing, "`frontier`"):
         raise UsageError("`frontier`: the clients have no hidden units that could be matched")
     answers = probe_clients(session, probing, progress)
-    responses = respond(answers)
-    merge = choose_merge(answers, responses, probing, progress)
-    survey = _Survey(answers, responses, merge)
+    answers, by_weights = with_weights(answers)
+    responses = respond(answers, progress)
+    merge = choose_merge(answers, by_weights, responses, probing, progress)
+    survey = _Survey(answers, by_weights, responses, merge)
     surveyed = Frontier(
         merge=merge,
         clients=tuple(survey.clients()),
@@ -86,6 +88,7 @@ class _Survey:
     """Tries sizes of merges of clients that answered probes, beside the size that was chosen."""
 
     answers: Answers
+    by_weights: Merge
     responses: UnitResponses
     chosen: Merge
 
@@ -106,7 +109,8 @@ class _Survey:
         leading = (self.chosen.session.averaging.lead,)
         for number, budget in enumerate(budgets):
             progress("trying sizes", number, len(budgets))
-            matched = match_by_responses(self.answers.session, self.responses, budget, progress)
+            session = self.answers.session
+            matched = match_within(budget, session, self.responses, self.by_weights, progress)
             if matched.widths != before:
                 before = matched.widths
                 steady = self.responses.steady

@@ -295,6 +295,7 @@ def _group_differences(
         if units.size and not 0 <= units.min() <= units.max() < matched:
             yield f"{where} leaves the range of 0 to {matched - 1}"
         covered = np.union1d(covered, units[units >= 0])
+    yield from _leader_differences(record, entry, names)
     sizes = [record.assignments[name][entry.name].size for name in names]
     if len(entry.client_widths) != len(names):
         yield f"group '{entry.name}' has {len(entry.client_widths)} recorded widths"
@@ -307,6 +308,22 @@ def _group_differences(
         yield f"group '{entry.name}' is wider than all clients together"
     if entry.width > max(widest, matched):
         yield f"group '{entry.name}' is padded to {entry.width} units, no group has so many"
+
+
+def _leader_differences(
+    record: MergeRecord, entry: GroupEntry, names: Sequence[str]
+) -> Iterator[str]:
+    """Check that every unit that stands for one client's is among that client's."""
+    if not entry.leaders:
+        return
+    leaders = np.array(entry.leaders, dtype=np.int64)
+    owned = [record.assignments[name][entry.name] for name in names]
+    if len(leaders) != entry.width - entry.padding or any(own.ndim > 1 for own in owned):
+        yield f"group '{entry.name}' has leaders of other units than its own"
+    elif not all(
+        np.isin(np.flatnonzero(leaders == client), own).all() for client, own in enumerate(owned)
+    ) or leaders.max(initial=0) >= len(names):
+        yield f"group '{entry.name}' has a leader that does not own its unit"
 
 
 def _row_differences(record: MergeRecord, group: str, name: str, where: str) -> Iterator[str]:

@@ -78,7 +78,7 @@ class RecordedOptions:
     match_threshold: float | None = option(
         "Units of equal norm merge above this cosine; 1 merges nothing",
         values="T",
-        unset=f"{DEFAULT_THRESHOLD:g}; 0.95 on probes",
+        unset=f"{DEFAULT_THRESHOLD:g}; on probes 0.95 or none",
     )
     max_growth: float | Literal["none"] | None = option(
         "Most parameters, as a multiple of those at the widest client's widths; 1 never grows",

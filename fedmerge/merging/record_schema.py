@@ -92,20 +92,23 @@ class GroupEntry:
     scatter: Number | None  # squared distance of units to their mean ÷ squared norm, 0 for copies
     threshold: Number | None = None  # cosine above which units paired up, where one was set
     similarities: Similarities = ()  # per client (units,); none: not known
+    leaders: tuple[Count, ...] = ()  # number of the client whose unit each global one stands for
 
     def to_json(self) -> dict[str, Any]:
         """Return the entry as JSON values."""
+        told = {name: value for name, value in vars(self).items() if name != "leaders"}
         return {
-            **vars(self),
+            **told,
             "client_widths": list(self.client_widths),
             "similarities": [list(own) for own in self.similarities],
+            **({"leaders": list(self.leaders)} if self.leaders else {}),
         }
 
     def summary(self) -> dict[str, Any]:
         """Return the entry without what there is of every unit."""
         lasting = self.to_json()
-        del lasting["similarities"], lasting["threshold"]
-        return lasting
+        of_units = ("similarities", "threshold", "leaders")
+        return {name: value for name, value in lasting.items() if name not in of_units}
 
 
 @dataclass(frozen=True)

@@ -40,6 +40,7 @@ from fedmerge.values.wording import Progress
 BATCH = 64  # samples per step
 MOST_BYTES = 2**28  # of lessons that are kept; beyond them earlier ones come again
 RATE = 1e-3  # Adam's at the start; it falls to 0 along a half cosine
+RATES = {RATE: "", RATE / 10: "slowly "}  # the second one where the first one does harm: deep nets
 WARM_UP = 20  # steps in which the rate rises: Adam's first ones are of one length whatever helps
 FEW = 4  # lessons that tell how much the ensemble's answers vary
 TRIAL = 0.25  # of the steps: from every start, before the better one goes on
@@ -109,7 +110,7 @@ class Refiner:
         parameters = self._parameters(model)
         trained, share = list(parameters.values()), _rate(steps)
         adam = Adam(trained, rate=rate)
-        with seeded(self.seed, self.modules.device), _differentiable(model):
+        with seeded(self.seed, self.modules.device), differentiable(model):
             for step in range(steps):
                 progress("refining", step, steps)
                 lesson = self._lesson(step)
@@ -223,7 +224,7 @@ def _started_tensor(merge: Merge, number: int, name: str) -> Array:
     return placed
 
 
-def _differentiable(model: nn.Module) -> AbstractContextManager[None]:
+def differentiable(model: nn.Module) -> AbstractContextManager[None]:
     """Return the context in which the model has gradients though it is in evaluation mode.
 
     Cudnn's recurrent layers have none there; torch's own do.

@@ -104,6 +104,11 @@ class Merge:
         """Global parameters ÷ those of a net with each group at its widest client's width."""
         return self.parameters / self.session.widest_parameters
 
+    @cached_property
+    def leaders(self) -> dict[str, IntArray]:
+        """The numbers (units,) of the clients whose units a group's stand for, where it is so."""
+        return {g.name: np.array(g.leaders, dtype=np.int64) for g in self.groups if g.leaders}
+
     def norm_of(self, weight: str) -> Norm | None:
         """Return the batch norm that directly follows a weight, if any."""
         return next((norm for norm in self.plan.norms if norm.producer == weight), None)
@@ -221,6 +226,7 @@ class Merge:
             placements=self.placements,
             widths=self.widths,
             averaging=self.session.averaging,
+            leaders=self.leaders,
         )
 
     def state_dict(self) -> dict[str, torch.Tensor]:
@@ -320,7 +326,12 @@ class Merge:
 
     @property
     def _used_dials(self) -> Dials:
-        """The dials, with the threshold that groups were matched at: on probes it is another."""
+        """The dials, with the threshold that groups were matched at: on probes it is another.
+
+        None where units stand for others: to ask for a threshold is to ask for another matching.
+        """
+        if self.leaders:
+            return replace(self.session.dials, threshold=None)
         used = {group.threshold for group in self.groups if group.threshold is not None}
         return (
             replace(self.session.dials, threshold=used.pop())
@@ -447,4 +458,5 @@ def _entry(name: str, matching: GroupMatching, width: int) -> GroupEntry:
         scatter=matching.scatter,
         threshold=matching.threshold,
         similarities=rounded(matching.similarities),
+        leaders=matching.leaders,
     )

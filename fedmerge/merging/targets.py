@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from fedmerge.matching.features import targets_of
+from fedmerge.merging.averages import leading_shares
 from fedmerge.merging.client_modules import ClientModules
 from fedmerge.merging.result import Merge
 from fedmerge.probes.layer_calls import Call, CellCall, LayerCall, names_of, run_heard
@@ -150,7 +151,9 @@ def _shares(merge: Merge, client: int, name: str, layout: Layout, places: IntArr
     """Return what a client counts at its places, as in an average."""
     averaging = merge.session.averaging
     led = None if averaging.lead is None else _places(merge, averaging.lead, layout)
-    return averaging.shares(client, merge.plan.tensors[name], places=places, led=led)
+    tensor, placement = merge.plan.tensors[name], merge.placements[client]
+    leading = leading_shares(layout, client, placement, merge.leaders, merge.widths)
+    return averaging.shares(client, tensor, places=places, led=led, leading=leading)
 
 
 def _layer_values(merge: Merge, client: int, name: str, call: LayerCall, rows: Tensor) -> Values:

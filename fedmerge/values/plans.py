@@ -419,6 +419,17 @@ def equal_widths(widths: Mapping[str, int], ties: Iterable[Iterable[str]]) -> di
     return raised
 
 
+def is_alone(plan: Plan, group: str) -> bool:
+    """Return whether no units of a group stand inside, or around, those of another one."""
+    return not any(
+        any(_is_of(factor, group) for factor in factors)
+        and sum(isinstance(factor, Units) for factor in factors) > 1
+        for tensor in plan.tensors.values()
+        for layout in tensor.axes
+        for factors in plain_products(layout)
+    )
+
+
 def neighbours(plan: Plan, group: str) -> list[str]:
     """Return the groups that share a tensor with a group, in the plan's order.
 

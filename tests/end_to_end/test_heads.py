@@ -154,7 +154,10 @@ def test_a_record_of_heads_that_was_edited_is_found(
 
 
 def test_an_average_of_heads_is_recorded_and_recomputed(tmp_path: Path) -> None:
-    files, target = turned_and_merged(tmp_path, "--method", "average")
+    files = saved(tmp_path, one=generic(ZOO[VIT], seed=1))
+    plan = str(tmp_path / "plan.json")
+    assert run(["plan", *files, *arguments(VIT), "-o", plan, "-q"]) == 0
+    files, target = turned_and_merged(tmp_path, "--method", "average", "--plan", plan)
     assert record_of(target)["assignments"]["two"][INNER] == [0, 1, 2, 3]  # in all heads
     assert run(["verify", str(target), *files, *arguments(VIT), "-q"]) == 0
     page = tmp_path / "page.html"

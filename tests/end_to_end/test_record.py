@@ -172,18 +172,24 @@ def test_a_record_replays_class_counts(nets: list[Path], tmp_path: Path, cli: Cl
 def test_a_record_of_a_merge_with_code_has_the_threshold_that_was_used(
     tmp_path: Path, cli: Cli
 ) -> None:
-    """Within a size budget, units are compared by what they do, at a threshold of its own."""
+    """Within a size budget, units are compared by what they do, with a threshold or none."""
     clients, output, again = save_clients(tmp_path), tmp_path / "global.pt", tmp_path / "again.pt"
     code = ("--model", MODEL, "--set", "probe_count=100")
     cli.done("match", *clients, *code, "-o", output)
     record = record_of(output)
-    assert [group["threshold"] for group in record["groups"]] == [0.95]
-    assert record["options"]["match_threshold"] == 0.95
+    assert [len(group["leaders"]) == group["width"] for group in record["groups"]] == [True]
+    assert record["options"]["match_threshold"] is None
     cli.done("match", "--config", f"{output}.json", *code, "-o", again)
     assert record_of(again)["tensors"] == record["tensors"]
+    means = ("--set", "merge_units=mean", "--force")
+    cli.done("match", "--config", f"{output}.json", *code, *means, "-o", again)
+    matched = record_of(again)
+    assert matched["tensors"] != record["tensors"]
+    assert [group["threshold"] for group in matched["groups"]] == [0.95]
+    assert matched["options"]["match_threshold"] == 0.95
     other = ("--set", "match_threshold=0.3", "--force")
     cli.done("match", "--config", f"{output}.json", *code, *other, "-o", again)
-    assert record_of(again)["tensors"] != record["tensors"]
+    assert record_of(again)["tensors"] not in (record["tensors"], matched["tensors"])
 
 
 @pytest.mark.parametrize("suffix", [".yaml", ".yml", ".json"])

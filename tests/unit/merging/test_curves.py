@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping
-from typing import TypeAlias
 
 import numpy as np
 import pytest
 
-from fedmerge.api import open_session
-from fedmerge.matching import GroupMatching
-from fedmerge.merging import MatchOptions, allocate, loss_curve, unexplained, unit_products
-from fedmerge.values import Assignment
-from tests.unit.merging.test_fit import code, fresh
-
-FloatArray: TypeAlias = "np.ndarray[tuple[int, ...], np.dtype[np.float32]]"
+from fedmerge.matching import Selection
+from fedmerge.merging import allocate, loss_curve, select_all
+from fedmerge.probes import normalised
+from fedmerge.values import Group, Pinned, Plan, Product, TensorPlan, Units
 
 CURVES = {
     "alike": {4: 0.02, 6: 0.01, 8: 0.0},
@@ -57,70 +53,21 @@ def test_tied_groups_widen_together() -> None:
     assert tied["alike"] == tied["unlike"] == 6
 
 
-def matching(*assigned: list[int]) -> GroupMatching:
-    width = 1 + max(max(own) for own in assigned)
-    return GroupMatching(
-        assignments=tuple(Assignment(np.array(own), width) for own in assigned),
-        width=width,
-        sweeps=1,
-        scatter=0.0,
+def test_a_curve_is_what_a_selection_loses_from_the_widest_client_on() -> None:
+    selection = Selection(np.arange(6), np.array([9.0, 5.0, 3.0, 2.0, 1.0, 0.5, 0.0]))
+    assert loss_curve(selection, 3) == {3: 2.0, 4: 1.0, 5: 0.5, 6: 0.0}
+    assert loss_curve(selection, 6) == {6: 0.0}
+
+
+def test_units_inside_others_and_those_without_responses_are_not_selected() -> None:
+    rng = np.random.default_rng(0)
+    clients = [
+        {group: normalised(rng.normal(size=(2, 50)).astype(np.float32)) for group in groups}
+        for groups in (("outer", "inner", "known"), ("outer", "inner"))
+    ]
+    layout = Product((Units("outer"), Units("inner", "outer")))
+    plan = Plan(
+        groups=(Group("outer"), Group("inner"), Group("known")),
+        tensors={"w": TensorPlan((layout, Pinned(3)))},
     )
-
-
-def test_copies_lose_nothing_and_opposites_everything() -> None:
-    rng = np.random.default_rng(0)
-    one = rng.normal(size=(3, 200)).astype(np.float32)
-    two = one[[2, 0, 1]]
-    assert unexplained(unit_products([one, two]), matching([0, 1, 2], [2, 0, 1])) < 1e-4
-    opposite = unexplained(
-        unit_products([one, -one]), matching([0, 1, 2], [0, 1, 2])
-    )  # they cancel out
-    assert opposite == pytest.approx(1, abs=1e-3)
-
-
-def test_units_that_stay_apart_lose_nothing_and_strangers_merged_lose_half() -> None:
-    rng = np.random.default_rng(0)
-    one, two = (rng.normal(size=(3, 2000)).astype(np.float32) for _ in range(2))
-    assert unexplained(unit_products([one, two]), matching([0, 1, 2], [3, 4, 5])) < 1e-4
-    lost = unexplained(unit_products([one, two]), matching([0, 1, 2], [0, 1, 2]))
-    assert lost == pytest.approx(0.5, abs=0.05)
-
-
-def direct(responses: list[FloatArray], found: GroupMatching) -> float:
-    """Return what `unexplained` does, from the responses themselves."""
-    every = np.concatenate(responses).astype(np.float64)
-    merged = np.zeros((found.width, every.shape[1]))
-    for own, assignment in zip(responses, found.assignments, strict=True):
-        merged[assignment.indices] += own
-    order = np.random.default_rng(0).permutation(every.shape[1])
-    fitted, tried = np.split(order, [int(0.75 * len(order))])
-    gram = merged[:, fitted] @ merged[:, fitted].T
-    gram += 1e-3 * np.trace(gram) / len(gram) * np.eye(len(gram))
-    guess = np.linalg.solve(gram, merged[:, fitted] @ every[:, fitted].T).T @ merged[:, tried]
-    return float(np.square(every[:, tried] - guess).sum() / np.square(every[:, tried]).sum())
-
-
-def test_products_tell_what_the_responses_would() -> None:
-    rng = np.random.default_rng(1)
-    mixed = rng.normal(size=(12, 5)).astype(np.float32)
-    common = rng.normal(size=(5, 900)).astype(np.float32)
-    noise = 0.3 * rng.normal(size=(12, 900)).astype(np.float32)
-    one, two, three = np.split((mixed @ common + noise).astype(np.float32), 3)
-    for found in (
-        matching([0, 1, 2, 3], [3, 2, 1, 0], [0, 1, 2, 3]),
-        matching([0, 1, 2, 3], [4, 2, 5, 0], [6, 1, 2, 5]),
-    ):
-        slow = direct([one, two, three], found)
-        assert 0.05 < slow < 0.9
-        fast = unexplained(unit_products([one, two, three]), found)
-        assert fast == pytest.approx(slow, abs=1e-5)
-
-
-def test_units_that_never_respond_and_copies_have_a_curve() -> None:
-    clients = [dict(fresh("mlp", 1).state_dict()) for _ in range(2)]
-    session = open_session(clients, MatchOptions(), model=code("mlp"))
-    rng = np.random.default_rng(0)
-    quiet = rng.normal(size=(session.widest[session.plan.groups[0].name], 500)).astype(np.float32)
-    quiet[1:] = 0
-    curve = loss_curve(session, [quiet, quiet], session.plan.groups[0].name)
-    assert max(curve.values()) < 1e-4
+    assert set(select_all(plan, clients, [{}, {}])) == {"outer"}

@@ -148,7 +148,9 @@ def test_fitted_layers_are_closer_to_the_ensemble_than_averaged_ones(name: str) 
 def test_a_batch_norm_behind_a_fitted_layer_knows_its_input() -> None:
     name = "vgg"
     states = [dict(fresh(name, seed).state_dict()) for seed in (1, 2)]
-    merge = merged(states, name, merge_units="fit", lead="none")
+    unchanged = ProbeOptions("noise", count=60, augment=("replacements",))  # of texts
+    options = MatchOptions(merge_units="fit", lead="none")
+    merge = match(states, options, model=code(name), probes=unchanged)
     model, seen = loaded(name, merge.state_dict()), dict[str, Tensor]()
     norms = {n: m for n, m in model.named_modules() if isinstance(m, nn.BatchNorm2d)}
     for own, norm in norms.items():

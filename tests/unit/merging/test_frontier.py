@@ -82,7 +82,7 @@ def test_copies_need_one_size_only(tmp_path: Path) -> None:
 def test_responses_and_curves_are_made_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    calls = {"unit_responses": 0, "loss_curves": 0, "choose_widths": 0}
+    calls = {"unit_responses": 0, "select_all": 0, "choose_widths": 0}
     for name in calls:
         original = getattr(by_probes, name)
 
@@ -93,7 +93,7 @@ def test_responses_and_curves_are_made_once(
 
         monkeypatch.setattr(by_probes, name, counted)
     assert len(found(tmp_path).merges) == 5
-    assert calls == {"unit_responses": 3, "loss_curves": 1, "choose_widths": 6}
+    assert calls == {"unit_responses": 3, "select_all": 1, "choose_widths": 6}
 
 
 def test_a_frontier_needs_clients_that_are_run() -> None:

@@ -30,6 +30,7 @@ from fedmerge.merging import (
     refinement_loss,
     respond,
     started_from,
+    with_weights,
 )
 from fedmerge.probes import Augmentation, ProbeOptions, Probes
 from fedmerge.values import Array, silent
@@ -107,7 +108,8 @@ def answers_to(
 
 
 def chosen_merge(answers: Answers) -> Merge:
-    return choose_merge(answers, respond(answers), ProbeOptions(), silent)
+    answers, by_weights = with_weights(answers)
+    return choose_merge(answers, by_weights, respond(answers), ProbeOptions(), silent)
 
 
 def arrays(merge: Merge) -> dict[str, Array]:

@@ -70,7 +70,7 @@ def represent(
     """Make the first units of an order global; every other one joins one that is most alike it.
 
     Global units are numbered by client and unit. No client has more than `width` units, so none
-    is lost.
+    is lost. Scatter is the squared distance of units to those that stand for them, not to a mean.
     """
     counts = [own.count for own in units]
     assert max(counts) <= width <= sum(counts), "no client loses a unit"
@@ -78,7 +78,7 @@ def represent(
     chosen = np.sort(order[:width])
     starts = np.cumsum([0, *counts])
     leaders = np.searchsorted(starts, chosen, side="right") - 1
-    assignments, similarities = [], []
+    assignments, similarities, apart = [], [], 0.0
     for client, (start, stop) in enumerate(pairwise(starts.tolist())):
         own, others = np.flatnonzero(leaders == client), np.flatnonzero(leaders != client)
         targets = np.full(stop - start, -1, dtype=np.int64)
@@ -87,12 +87,13 @@ def represent(
         targets[rest] = others[solve(rows[start + rest] @ rows[chosen[others]].T, solver)]
         assignments.append(Assignment(targets, width))
         alike = np.einsum("ij,ij->i", rows[start:stop], rows[chosen[targets]])
+        apart += float(np.square(rows[start:stop] - rows[chosen[targets]]).sum())
         similarities.append(np.where(leaders[targets] == client, np.nan, alike))
     return GroupMatching(
         tuple(assignments),
         width,
         sweeps=0,
-        scatter=0.0,
+        scatter=apart / (float(np.square(rows).sum()) or 1.0),
         similarities=tuple(similarities),
         leaders=tuple(leaders.tolist()),
     )

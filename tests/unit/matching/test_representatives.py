@@ -93,10 +93,13 @@ def test_a_permuted_copy_joins_its_twins_and_another_net_does_not() -> None:
     first, second = (assignment.indices for assignment in found.assignments)
     assert second.tolist() == first[moved].tolist()
     assert found.match_rate == 1
+    assert found.scatter == pytest.approx(0, abs=1e-9)
     other = responses(6, 2)
     order = select_units(correlations(one, other), np.ones(12)).order
     apart = represent(features(one, other), order, 12, "scipy")
     assert apart.match_rate == 0
+    assert apart.scatter == 0
+    assert represent(features(one, other), order, 6, "scipy").scatter > 0.5
     assert sorted(np.concatenate([a.indices for a in apart.assignments])) == list(range(12))
 
 

@@ -28,7 +28,7 @@ ALLOWED: dict[str, set[str]] = {
     "user_code": {"process", "tracebacks", "errors"},
     "checkpoint": {"decoding", "private_torch", *GROUND},
     "matching": {*GROUND},
-    "engines": {"process", *USER_CODE, *GROUND},
+    "engines": {"process", "decoding", *USER_CODE, *GROUND},
     "architecture": {"process", *FILES, *USER_CODE, *GROUND},
     "training": {*FILES, *USER_CODE, *GROUND},
     "probes": {"architecture", "training", *FILES, *USER_CODE, *GROUND},

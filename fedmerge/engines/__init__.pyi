@@ -10,6 +10,7 @@ from .engine import (
     run_step as run_step,
     usable_cores as usable_cores,
 )
+from .flower_engine import FlowerEngine as FlowerEngine, answer_tasks as answer_tasks
 from .local import LocalEngine as LocalEngine
 from .processes import (
     ProcessEngine as ProcessEngine,

@@ -46,6 +46,10 @@ ALLOWED: dict[str, set[str]] = {
         *("process", "__init__"),
         *(*FILES, *USER_CODE, *GROUND),
     },
+    "flower": {
+        *("api", "federated", "merging", "engines", "architecture", "training"),
+        *(*FILES, *USER_CODE, *GROUND),
+    },
     "__main__": {"cli"},
     "__init__": {"api", "report", "federated", "merging", "engines", *MODELS, *FILES, *GROUND},
 }
@@ -153,6 +157,7 @@ NAMED_BY_TESTS = {
     "cli.exit_codes": "signals are sent between two of its steps",
     "cli.reference": "a program: python -m fedmerge.cli.reference",
     "cli.schemas": "a program: python -m fedmerge.cli.schemas",
+    "engines.flower_engine": "its limits are lowered",
     "engines.processes": "its worker is replaced by one that hangs or talks nonsense",
     "engines.ray_engine": "its limits are lowered",
     "federated.fedma": "its steps are watched",

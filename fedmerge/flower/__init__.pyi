@@ -1,0 +1,1 @@
+from .matched_averaging import MatchedAveraging as MatchedAveraging

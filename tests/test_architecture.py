@@ -46,10 +46,9 @@ ALLOWED: dict[str, set[str]] = {
         *("process", "__init__"),
         *(*FILES, *USER_CODE, *GROUND),
     },
-    "flower": {
-        *("api", "federated", "merging", "engines", "architecture", "training"),
-        *(*FILES, *USER_CODE, *GROUND),
-    },
+    "frameworks": {"api", "merging", "architecture", *GROUND},
+    "flower": {"frameworks", "api", "federated", *MODELS, "engines", *FILES, *USER_CODE, *GROUND},
+    "nvflare": {"frameworks", "api", "federated", *MODELS, "engines", *FILES, *USER_CODE, *GROUND},
     "__main__": {"cli"},
     "__init__": {"api", "report", "federated", "merging", "engines", *MODELS, *FILES, *GROUND},
 }

@@ -6,17 +6,13 @@ from collections.abc import Iterable, Mapping
 from logging import INFO, WARNING
 from typing import Any, cast
 
-import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.common import log
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg
 
-from fedmerge import api
 from fedmerge.architecture.model_code import Model
-from fedmerge.errors import UsageError
-from fedmerge.merging.options import MatchOptions
-from fedmerge.values.option_fields import changed
+from fedmerge.frameworks import MatchedAverage, State, not_finite
 from fedmerge.values.plans import Plan
 
 
@@ -38,12 +34,7 @@ class MatchedAveraging(FedAvg):
         **fedavg: Any,
     ) -> None:
         super().__init__(**fedavg)
-        self._model, self._plan = model, plan
-        self._options = changed(MatchOptions(max_growth=1.0), match or {})
-        if self._options.max_growth != 1:
-            raise UsageError(
-                f"`max_growth` is {self._options.max_growth}, expected 1: clients keep their widths"
-            )
+        self._average = MatchedAverage(model, plan, match)
 
     def summary(self) -> None:
         """Log what the strategy does."""
@@ -53,10 +44,8 @@ class MatchedAveraging(FedAvg):
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Configure a round; before the first one, find out which axes carry the same units."""
-        if self._plan is None:
-            state = arrays.to_torch_state_dict()
-            self._plan = api.plan([state], self._options, model=self._model)
+        """Configure a round; a model that can't be planned is refused before anybody trains."""
+        self._average.plan(arrays.to_torch_state_dict())
         return super().configure_train(server_round, arrays, config, grid)
 
     def aggregate_train(
@@ -64,42 +53,36 @@ class MatchedAveraging(FedAvg):
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Return the matched average of the replies, and the mean of their metrics."""
         usable = [reply for reply in replies if reply.has_error() or _is_finite(reply)]
-        averaged, metrics = super().aggregate_train(server_round, usable)
-        counting = {
+        averaged, metrics = super().aggregate_train(server_round, usable)  # refuses odd replies
+        contents = {
             f"node {reply.metadata.src_node_id}": reply.content
             for reply in sorted(usable, key=lambda reply: reply.metadata.src_node_id)
             if not reply.has_error() and self._samples(reply.content) > 0
         }
-        if averaged is None or len(counting) <= 1:
+        if averaged is None or len(contents) <= 1:
             return averaged, metrics
-        return self._matched(counting), metrics
-
-    def _matched(self, replies: Mapping[str, RecordDict]) -> ArrayRecord:
-        """Return the matched average of some nodes' replies."""
-        merge = api.match(
-            {name: _arrays_of(content).to_torch_state_dict() for name, content in replies.items()},
-            self._options,
-            plan=self._plan,
-            client_weight={name: self._samples(content) for name, content in replies.items()},
+        merge = self._average.merge(
+            {name: _state_of(content) for name, content in contents.items()},
+            {name: self._samples(content) for name, content in contents.items()},
         )
         for warning in merge.warnings:
             log(WARNING, "%s", warning)
-        return ArrayRecord(merge.state_dict())
+        return ArrayRecord(merge.state_dict()), metrics
 
     def _samples(self, content: RecordDict) -> float:
         [metrics] = content.metric_records.values()
         return float(cast(float, metrics[self.weighted_by_key]))
 
 
-def _arrays_of(content: RecordDict) -> ArrayRecord:
-    [arrays] = content.array_records.values()  # FedAvg refuses replies with another number
-    return arrays
+def _state_of(content: RecordDict) -> State:
+    [arrays] = content.array_records.values()
+    return arrays.to_torch_state_dict()
 
 
 def _is_finite(reply: Message) -> bool:
     """Return whether a node's arrays are finite; where they are not, say that it is left out."""
-    values = [a.numpy() for r in reply.content.array_records.values() for a in r.values()]
-    if all(np.isfinite(array).all() for array in values if array.dtype.kind == "f"):
-        return True
-    log(WARNING, "node %s is left out: NaN or Inf in its arrays", reply.metadata.src_node_id)
-    return False
+    wrong = not_finite(_state_of(reply.content))
+    if wrong:
+        node = reply.metadata.src_node_id
+        log(WARNING, "node %s is left out: NaN or Inf in its '%s'", node, wrong[0])
+    return not wrong

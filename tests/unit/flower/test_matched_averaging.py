@@ -13,6 +13,7 @@ from torch import nn
 
 import fedmerge
 from tests.flower import ThreadGrid, needs_flower
+from tests.permuted_nets import State, outputs, permuted, trained
 
 pytestmark = [
     needs_flower,
@@ -20,30 +21,6 @@ pytestmark = [
 ]
 
 NODES: Mapping[int, Mapping[str, Any]] = {1: {"partition-id": 0}, 2: {"partition-id": 1}}
-State = dict[str, torch.Tensor]
-
-
-def net() -> nn.Sequential:
-    return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 3))
-
-
-def trained() -> State:
-    torch.manual_seed(0)
-    return {name: tensor.clone() for name, tensor in net().state_dict().items()}
-
-
-def permuted(state: Mapping[str, torch.Tensor], seed: int) -> State:
-    """The same function, its hidden units in another order."""
-    generator = torch.Generator().manual_seed(seed)
-    first, second = (torch.randperm(8, generator=generator) for _ in range(2))
-    return {
-        "0.weight": state["0.weight"][first],
-        "0.bias": state["0.bias"][first],
-        "2.weight": state["2.weight"][second][:, first],
-        "2.bias": state["2.bias"][second],
-        "4.weight": state["4.weight"][:, second],
-        "4.bias": state["4.bias"],
-    }
 
 
 def run(strategy: Any, reply: Callable[[int, State], State], *, samples: Any = None) -> State:
@@ -69,14 +46,6 @@ def strategy(**options: Any) -> Any:
     from fedmerge.flower import MatchedAveraging
 
     return MatchedAveraging(fraction_evaluate=0.0, **options)
-
-
-def outputs(state: State) -> torch.Tensor:
-    model = net()
-    model.load_state_dict(state)
-    with torch.no_grad():
-        found: torch.Tensor = model(torch.randn(50, 4, generator=torch.Generator().manual_seed(9)))
-    return found
 
 
 def test_units_in_another_order_are_averaged_with_their_like() -> None:
@@ -130,15 +99,16 @@ def test_clients_without_samples_do_not_count() -> None:
     torch.testing.assert_close(outputs(merged), outputs(trained()))
 
 
-class Skip(nn.Module):
-    """Two layers around which the input goes: names and shapes do not say that."""
+class Residual(nn.Module):
+    """The second layer adds to the first one's units: names and shapes do not say that."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.inner, self.outer = nn.Linear(4, 8), nn.Linear(8, 4)
+        self.fc1, self.fc2, self.fc3 = nn.Linear(4, 8), nn.Linear(8, 8), nn.Linear(8, 3)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        found: torch.Tensor = x + self.outer(torch.relu(self.inner(x)))
+        hidden = torch.relu(self.fc1(x))
+        found: torch.Tensor = self.fc3(hidden + torch.relu(self.fc2(hidden)))
         return found
 
 
@@ -146,11 +116,12 @@ def test_a_net_that_is_no_chain_takes_its_code() -> None:
     from flwr.app import ArrayRecord, ConfigRecord
 
     torch.manual_seed(0)
-    arrays = ArrayRecord(Skip().state_dict())
-    grid = ThreadGrid(None, NODES)
-    made = strategy(model=Skip)
-    assert len(list(made.configure_train(1, arrays, ConfigRecord(), grid))) == 2
-    assert [group.name for group in made._plan.groups] == ["inner"]
+    arrays, grid = ArrayRecord(Residual().state_dict()), ThreadGrid(None, NODES)
+    groups = []
+    for made in (strategy(model=Residual), strategy()):
+        assert len(list(made.configure_train(1, arrays, ConfigRecord(), grid))) == 2
+        groups.append([group.name for group in made._average.plan({}).groups])
+    assert groups == [["fc1"], ["fc1", "fc2"]]  # without the code: what a chain would have
 
 
 def test_what_would_grow_is_refused() -> None:

@@ -1,0 +1,1 @@
+from .matched_aggregator import MatchedAggregator as MatchedAggregator

@@ -127,7 +127,7 @@ def _use_threads(threads: int | None) -> None:
         os.environ[variable] = str(threads)
 
 
-for _command in COMMANDS:
+for _command in COMMANDS.values():
     app.command(_command.name, help=_command.help, context_settings=_QUIET_HELP)(
         _callback(_command)
     )

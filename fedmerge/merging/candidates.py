@@ -176,7 +176,7 @@ def _trials(
 
 
 def _on_the_way(answers: Answers, name: str, start: Merge, end: Merge) -> Candidate:
-    """Return what is nearest to the ensemble on the way from a start to what training made of it."""
+    """Return what is nearest to the ensemble on the way from a start to what it became."""
     places = {share: f", {whole_percent(share)} of the way" for share in SHARES[1:]}
     found = [
         _candidate(answers, name + places.get(share, ""), between(start, end, share))

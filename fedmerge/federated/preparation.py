@@ -85,7 +85,8 @@ def prepare_run(
     given = plan or start.plan
     session = prepare(start.clients, matching, plan=given, model=model, device=device, is_run=True)
     # Rounds place one group after the other, in every client: units inside heads all alike.
-    session = replace(session, plan=with_inside(session.plan, {}))
+    if session.plan.inside:
+        session = replace(session, plan=with_inside(session.plan, {}))
     if plan is not None or start.plan is None:  # else they tell how the merged file was planned
         notes = [*notes, *session.plan.notes]
     model_names_of = _names(session, model)

@@ -61,9 +61,11 @@ from .quality import (
 )
 from .refinement import (
     FEWEST_STEPS as FEWEST_STEPS,
+    SHARES as SHARES,
     SPENDING as SPENDING,
     Refiner as Refiner,
     Spending as Spending,
+    between as between,
     refinement_loss as refinement_loss,
     started_from as started_from,
 )

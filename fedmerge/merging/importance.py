@@ -27,8 +27,7 @@ from fedmerge.values.plans import Plan, TensorPlan, Widths, groups_in, unit_posi
 from fedmerge.values.wording import Progress
 
 SAMPLES = 512  # of the probes, at most
-BATCH = 16  # samples whose effects are summed before they are squared
-DRAWS = 2  # of the ensemble's answers to each sample
+BATCH = 8  # samples whose effects are summed before they are squared
 
 Importance = Mapping[str, Float64Array]  # group → (units,)
 
@@ -97,20 +96,19 @@ def _importance(
             parameter.requires_grad_(True)
         for batch in answers.sets.ranking.first(SAMPLES).batches(BATCH, modules.device):
             outputs = compared_rows(evaluated(model, batch, has_gradient=True))
-            for _ in range(DRAWS):
-                direction = wanted.of(number, done, len(batch[0])).to(outputs)
-                with user_code("the model has no gradient"):
-                    gradients = torch.autograd.grad(
-                        outputs, reading, direction, retain_graph=True, allow_unused=True
-                    )
-                effects = dict(zip(parameters, map(_effect, reading, gradients), strict=True))
-                scores = _scores(effects, session.plan, session.client_widths[number])
-                for group, own in scores.items():
-                    total[group] = total.get(group, 0.0) + np.square(own)
+            direction = wanted.of(number, done, len(batch[0])).to(outputs)
+            with user_code("the model has no gradient"):
+                # A sum, as gradients of several numbers have torch import its compiler.
+                along = (outputs * direction).sum()
+                gradients = torch.autograd.grad(along, reading, allow_unused=True)
+            effects = dict(zip(parameters, map(_effect, reading, gradients), strict=True))
+            scores = _scores(effects, session.plan, session.client_widths[number])
+            for group, own in scores.items():
+                total[group] = total.get(group, 0.0) + np.square(own)
             done += len(batch[0])
         for parameter in reading:
             parameter.requires_grad_(False)
-    return {group: own / (DRAWS * done) for group, own in total.items()}
+    return {group: own / done for group, own in total.items()}
 
 
 def _effect(parameter: Tensor, gradient: Tensor | None) -> Tensor:

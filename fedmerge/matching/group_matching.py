@@ -1,4 +1,4 @@
-"""Match two equally wide clients: one assignment problem, whose solution nothing can improve."""
+"""Match one group's units: of two equally wide clients at once, of others by sweeps."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from fedmerge.errors import MatchingError
 from fedmerge.matching.assignment import NEW, StepProblem, best_step
 from fedmerge.matching.scores import (
     ClientUnits,
@@ -15,6 +16,8 @@ from fedmerge.matching.scores import (
     SearchOptions,
     Shortcuts,
     TooWide,
+    UnitFeatures,
+    client_units,
     existing_rewards,
     feature_parts,
     multiply,
@@ -22,10 +25,85 @@ from fedmerge.matching.scores import (
     row_chunks,
     row_products,
 )
+from fedmerge.matching.sweeps import sweep_units
 from fedmerge.values.arrays import Float64Array, FloatArray, IntArray
 from fedmerge.values.plans import Assignment
 
 PAIR = 2
+# Rewards are differences of the products; below this share of sigma float32 products drown them.
+EXACT_BELOW = 1e-4  # sigma/(sigma+sigma0)
+
+
+def match_units(
+    units: Sequence[UnitFeatures],
+    prior: Prior,
+    options: SearchOptions,
+    *,
+    max_width: int | None,
+    rng: np.random.Generator,
+    shortcuts: Shortcuts = Shortcuts(),  # noqa: B008, a frozen value
+    progress: Callable[[float], None] = lambda share: None,
+    is_hopeless: Callable[[int], bool] = lambda width: False,
+) -> GroupMatching:
+    """Match one group's units over all clients, each (units, features), by maximum a posteriori.
+
+    The widest client comes first, the others once in their order, then sweeps in random order
+    until one changes nothing. Global units are numbered by their first owner in that order, and by
+    its units: the widest client keeps its numbering. `progress` hears the share of the visits that
+    are made at least. Where the global units of so far are hopelessly many, `TooWide` is raised.
+    """
+    exact = prior.sigma < EXACT_BELOW * (prior.sigma + prior.sigma0)
+    clients = [client_units(features, exact=exact) for features in units]
+    _check(clients, max_width)
+    if shortcuts.pair and is_pair(clients):
+        return match_pair(
+            clients,
+            prior,
+            options,
+            max_width=max_width,
+            shortcuts=shortcuts,
+            is_hopeless=is_hopeless,
+        )
+    return sweep_units(
+        clients,
+        prior,
+        options,
+        max_width=max_width,
+        rng=rng,
+        shortcuts=shortcuts,
+        progress=progress,
+        is_hopeless=is_hopeless,
+    )
+
+
+def keep_apart(counts: Sequence[int]) -> GroupMatching:
+    """Return the matching of clients with these unit counts side by side, nothing matched."""
+    width = sum(counts)
+    starts = np.cumsum([0, *counts[:-1]])
+    assignments = tuple(
+        Assignment(np.arange(start, start + count, dtype=np.int64), width)
+        for start, count in zip(starts, counts, strict=True)
+    )
+    return GroupMatching(assignments, width, sweeps=0, scatter=0.0)
+
+
+def _check(clients: Sequence[ClientUnits], max_width: int | None) -> None:
+    """Refuse what has no admissible matching."""
+    assert clients, "no clients"
+    lengths = {c.features.weights.shape[1:] + c.features.ties.shape[1:] for c in clients}
+    assert len(lengths) == 1, "clients with different features"
+    for number, client in enumerate(clients, start=1):
+        if not np.isfinite(client.squares).all():
+            raise MatchingError(
+                f"client {number}: a unit's weights are not finite, or too large to be squared",
+                "look for NaN, infinite or very large weights in that client's file",
+            )
+    widest = max(client.features.count for client in clients)
+    if max_width is not None and max_width < widest:
+        raise MatchingError(
+            f"a global width of at most {max_width} cannot hold a client of {widest} units",
+            "allow at least the widest client's width",
+        )
 
 
 def is_pair(clients: Sequence[ClientUnits]) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from fedmerge.cli.command_line import Command
@@ -319,9 +320,4 @@ def _with_options(row: Command) -> Command:
     return replace(row, known={name: known[name] for name in _NAMES})
 
 
-COMMANDS = tuple(map(_with_options, _TABLE))
-
-
-def find_command(name: str) -> Command:
-    """Return the command of a name."""
-    return next(command for command in COMMANDS if command.name == name)
+COMMANDS: Mapping[str, Command] = {row.name: _with_options(row) for row in _TABLE}

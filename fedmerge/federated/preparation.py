@@ -127,7 +127,8 @@ def prepare_run(
         is_run=True,
     )
     # Rounds place one group after the other, in every client: units inside heads all alike.
-    session = replace(session, plan=with_inside(session.plan, {}))
+    if session.plan.inside:
+        session = replace(session, plan=with_inside(session.plan, {}))
     # A merged file's record told already how it was planned.
     planned = session.plan.notes if plan is not None or start.plan is None else ()
     model_names_of = _names(session, model)

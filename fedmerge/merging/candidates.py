@@ -15,14 +15,23 @@ from fedmerge.merging.quality import NEGLIGIBLE, Quality, outputs_on, same_decis
 from fedmerge.merging.refinement import (
     FEWEST_STEPS,
     RATES,
+    SHARES,
     SPENDING,
     TRIAL,
     WORTH,
     Refiner,
+    between,
     started_from,
 )
 from fedmerge.merging.result import Merge, average
-from fedmerge.values.wording import AVERAGE, AVERAGES, BY_WEIGHTS, Progress, client_name
+from fedmerge.values.wording import (
+    AVERAGE,
+    AVERAGES,
+    BY_WEIGHTS,
+    Progress,
+    client_name,
+    whole_percent,
+)
 
 FACTOR = 2.0  # by which an average's outputs may spread less or more than the ensemble's
 
@@ -136,7 +145,7 @@ def refined_candidates(
         rate = chosen.rate / 2**number
         trained = refiner.refine(best.merge, steps << number, progress, rate=rate)
         label = f"refined longer from {chosen.source}{', again' * number}"
-        longer = _candidate(answers, label, trained)
+        longer = _on_the_way(answers, label, best.merge, trained)
         yield longer
         if best_candidate([best, longer], answers) is best or _gains_little(best, longer, answers):
             return
@@ -159,10 +168,21 @@ def _trials(
     for begun in _starts(answers, start):
         for rate, label in RATES.items():
             trained = refiner.refine(begun.merge, steps, progress, rate=rate)
-            found = _candidate(answers, f"refined {label}from {begun.name}", trained)
+            name = f"refined {label}from {begun.name}"
+            found = _on_the_way(answers, name, begun.merge, trained)
             yield _Trial(found, begun.name, rate)
             if best_candidate([begun, found], answers) is found:
                 break
+
+
+def _on_the_way(answers: Answers, name: str, start: Merge, end: Merge) -> Candidate:
+    """Return what is nearest to the ensemble on the way from a start to what it became."""
+    places = {share: f", {whole_percent(share)} of the way" for share in SHARES[1:]}
+    found = [
+        _candidate(answers, name + places.get(share, ""), between(start, end, share))
+        for share in SHARES
+    ]
+    return best_candidate(found, answers)
 
 
 def _starts(answers: Answers, start: Candidate) -> list[Candidate]:

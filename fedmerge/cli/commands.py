@@ -92,7 +92,7 @@ _TABLE = (
         ),
         ("clients",),
         {
-            "Data": ("shards", "data", "task", "normalize"),
+            "Data": ("shards", "data", "held_out", "task", "normalize", "no_class_counts"),
             "Output": ("output", "force", "dtype", "report", "dry_run"),
             "Rounds": ("method", "passes", "rounds"),
             "Local training": ("epochs", "batch_size", "optimizer", "learning_rate"),

@@ -14,14 +14,12 @@ from .features import (
     add_mapped as add_mapped,
     gather_units as gather_units,
 )
-from .group_matching import keep_apart as keep_apart, match_units as match_units
-from .inner_units import match_inside as match_inside
-from .representatives import (
-    SAME as SAME,
-    Selection as Selection,
+from .group_matching import (
+    keep_apart as keep_apart,
+    match_units as match_units,
     represent as represent,
-    select_units as select_units,
 )
+from .inner_units import match_inside as match_inside
 from .scores import (
     ClientUnits as ClientUnits,
     GroupMatching as GroupMatching,

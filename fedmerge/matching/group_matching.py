@@ -1,13 +1,14 @@
-"""Match one group's units: of two equally wide clients at once, of others by sweeps."""
+"""Match one group's units: two equally wide clients at once, others by sweeps; or to leaders."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 
 import numpy as np
 
 from fedmerge.errors import MatchingError
-from fedmerge.matching.assignment import NEW, StepProblem, best_step
+from fedmerge.matching.assignment import NEW, StepProblem, best_step, solve
 from fedmerge.matching.scores import (
     ClientUnits,
     GroupMatching,
@@ -15,6 +16,7 @@ from fedmerge.matching.scores import (
     Products,
     SearchOptions,
     Shortcuts,
+    SolverName,
     TooWide,
     UnitFeatures,
     client_units,
@@ -191,3 +193,46 @@ def _likeness(
     cosines = np.full(len(targets), np.nan), np.full(len(targets), np.nan)
     cosines[0][partners], cosines[1][paired] = known, known
     return float(apart / total) if total else 0.0, cosines
+
+
+def represent(
+    units: Sequence[UnitFeatures], order: IntArray, width: int, solver: SolverName
+) -> GroupMatching:
+    """Make the first units of an order global; every other one joins one that is most alike it.
+
+    Global units are numbered by client and unit. No client has more than `width` units, so none
+    is lost. Scatter is the squared distance of units to those that stand for them, not to a mean.
+    """
+    counts = [own.count for own in units]
+    assert max(counts) <= width <= sum(counts), "no client loses a unit"
+    rows = _unit_rows(units)
+    chosen = np.sort(order[:width])
+    starts = np.cumsum([0, *counts])
+    leaders = np.searchsorted(starts, chosen, side="right") - 1
+    assignments, similarities, apart = [], [], 0.0
+    for client, (start, stop) in enumerate(pairwise(starts.tolist())):
+        own, others = np.flatnonzero(leaders == client), np.flatnonzero(leaders != client)
+        targets = np.full(stop - start, -1, dtype=np.int64)
+        targets[chosen[own] - start] = own
+        rest = np.flatnonzero(targets < 0)
+        targets[rest] = others[solve(rows[start + rest] @ rows[chosen[others]].T, solver)]
+        assignments.append(Assignment(targets, width))
+        alike = np.einsum("ij,ij->i", rows[start:stop], rows[chosen[targets]])
+        apart += float(np.square(rows[start:stop] - rows[chosen[targets]]).sum())
+        similarities.append(np.where(leaders[targets] == client, np.nan, alike))
+    return GroupMatching(
+        tuple(assignments),
+        width,
+        sweeps=0,
+        scatter=apart / (float(np.square(rows).sum()) or 1.0),
+        similarities=tuple(similarities),
+        leaders=tuple(leaders.tolist()),
+    )
+
+
+def _unit_rows(units: Sequence[UnitFeatures]) -> Float64Array:
+    """Return all clients' features at length 1: products are cosines."""
+    rows = np.concatenate([np.concatenate([u.weights, u.ties], axis=1) for u in units])
+    rows = rows.astype(np.float64)
+    lengths = np.linalg.norm(rows, axis=1, keepdims=True)
+    return np.asarray(rows / np.where(lengths > 0, lengths, 1.0))

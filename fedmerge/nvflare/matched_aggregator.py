@@ -38,6 +38,7 @@ class MatchedAggregator(ModelAggregator):  # type: ignore[misc]  # NVFLARE has n
 
     def __init__(self, model: Model | None = None, match: Mapping[str, Any] | None = None) -> None:
         super().__init__()
+        self.model, self.match = model, match  # by these names, jobs say how they were built
         self._average = MatchedAverage(model, None, match)
         self._received: dict[str, Contribution] = {}
 

@@ -211,6 +211,9 @@ class Reply:
     seconds: float = 0.0
 
 
+CallWork: TypeAlias = Callable[[str, Arrays, JsonObject, Place], Reply]  # such as `call_work`
+
+
 def in_time(reply: Reply, timeout: float | None) -> Reply:
     """Return a reply, or that its work took too long."""
     if timeout is None or reply.seconds <= timeout:

@@ -15,6 +15,7 @@ import numpy as np
 
 from fedmerge.decoding import Name, decode_json
 from fedmerge.engines.engine import (
+    CallWork,
     ClientInfo,
     Outcome,
     Reply,
@@ -25,7 +26,7 @@ from fedmerge.engines.engine import (
 )
 from fedmerge.errors import TrainingError, UsageError
 from fedmerge.values.arrays import Array
-from fedmerge.values.work import Arrays, JsonObject, Place
+from fedmerge.values.work import Arrays, Place
 
 if TYPE_CHECKING:
     from flwr.app import Context, Message, RecordDict
@@ -39,7 +40,7 @@ GRACE = 60.0  # seconds for a message's way and the start of an app, beyond the 
 NAMING_LIMIT = 300.0  # seconds for nodes to say whose they are
 
 _ARRAYS, _SAID = "arrays", "said"
-Run: TypeAlias = Callable[[str, Arrays, JsonObject, Place], Reply]  # as `call_work`
+CallerOf: TypeAlias = Callable[["Context"], CallWork]  # what a node does tasks with
 
 
 class FlowerEngine:
@@ -226,13 +227,13 @@ def answer_tasks(
     app: ClientApp,
     works: Collection[str],
     *,
-    run: Run = call_work,
+    caller_of: CallerOf = lambda context: call_work,
     device: str = "cpu",
     threads: int = 1,
 ) -> None:
     """Let an app of Flower's do the tasks of an engine, of these works and no others.
 
-    The node says where it computes; a server only says for how long.
+    A node says where and with what it computes; a server only says what, and for how long.
     """
     from flwr.app import Message
 
@@ -245,7 +246,8 @@ def answer_tasks(
         arrays, order = unpacked(message.content, Order)
         if order.function in works:
             place = Place(device, threads, order.timeout)
-            reply = in_time(run(order.function, arrays, order.settings, place), order.timeout)
+            call = caller_of(context)
+            reply = in_time(call(order.function, arrays, order.settings, place), order.timeout)
         else:
             refusal = f"the server asks for {order.function!r}, which this client does not do"
             reply = Reply("app", message=refusal)

@@ -123,7 +123,7 @@ def test_an_app_that_raises_is_that_clients_failure() -> None:
     def broken(*given: object) -> Any:
         raise ZeroDivisionError("no data today")
 
-    grid = ThreadGrid(app(run=broken), NODES)
+    grid = ThreadGrid(app(caller_of=lambda context: broken), NODES)
     outcome = run_one(FlowerEngine(grid), task("echo"))  # type: ignore[arg-type]
     assert outcome.status == "app"
     assert "no data today" in outcome.message

@@ -7,7 +7,7 @@ import json
 import pytest
 
 import fedmerge
-from fedmerge.federated import retrain_options, running_options
+from fedmerge.federated import changed_retrain_options, retrain_options, running_options
 
 
 def test_options_come_back_from_json() -> None:
@@ -79,5 +79,5 @@ def test_the_seed_by_keyword_is_that_of_the_run() -> None:
     """It once went to the settings of training, where every round replaces it."""
     options, _ = changed_retrain_options(None, None, {"seed": 7, "momentum": 0.5})
     assert (options.seed, options.settings.momentum) == (7, 0.5)
-    with pytest.raises(UsageError, match="there is no option `proximal`"):
+    with pytest.raises(fedmerge.UsageError, match="there is no option `proximal`"):
         changed_retrain_options(None, None, {"proximal": 0.1})

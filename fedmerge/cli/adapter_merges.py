@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from fedmerge.api import merge_adapters
 from fedmerge.checkpoint import adapter_folder, expand_paths
 from fedmerge.cli.arguments import match_options
-from fedmerge.cli.next_commands import TRUSTED, next_command
+from fedmerge.cli.next_commands import CHECKED, next_command
 from fedmerge.cli.output import Terminal
 from fedmerge.errors import UsageError
 from fedmerge.values import wording
@@ -20,7 +20,16 @@ if TYPE_CHECKING:
 
 _OF_MODELS = (  # what says something about models alone
     *("model", "model_arg", "input_shape", "plan", "report", "image", "frontier", "frontier_plot"),
-    *("shard_size", "require", "probe", "probe_data", "probe_count", "probe_mean", "augment"),
+    *(
+        "shard_size",
+        "require",
+        "base",
+        "probe",
+        "probe_data",
+        "probe_count",
+        "probe_mean",
+        "augment",
+    ),
 )
 
 
@@ -55,7 +64,7 @@ def merge_given(given: Mapping[str, Any], terminal: Terminal) -> None:
         terminal.line("dry run: nothing is written")
         return
     terminal.line(f"wrote {output}, which peft loads; check it with:")
-    terminal.line(next_command("verify", [output, *given["clients"]], given, TRUSTED))
+    terminal.line(next_command("verify", [output, *given["clients"]], given, CHECKED))
 
 
 def _show(merge: AdapterMerge, terminal: Terminal) -> None:

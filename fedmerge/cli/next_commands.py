@@ -10,7 +10,10 @@ from typing import Any
 from fedmerge.cli.command_line import Option
 from fedmerge.cli.commands import find_command
 
-TRUSTED = ("allow_global",)  # a record says how its clients are read, but not whom to trust
+CHECKED = (  # a record says how its clients are read, but not whom to trust, and opens nothing
+    "base",
+    "allow_global",
+)
 NEEDED = (  # without these the same clients can't be read, planned or fed
     *("model", "model_arg", "input_shape", "input_dtype", "state", "plan", "keep"),
     *("key", "weights", "allow_global", "match_by_order", "dtype", "normalize", "channels_last"),

@@ -110,7 +110,7 @@ def _merged(merging: Merging, found: Setting) -> Outcome:
     considered = tuple(
         _compared(c, quality.candidates[c.name], found)
         for c in heard
-        if merging.seed == CANDIDATES_OF
+        if merging.seed == CANDIDATES_OF and c.name in quality.candidates
     )
     return replace(
         tested,

@@ -9,6 +9,7 @@ The command line calls these functions and prints; `prepared` tells it what was 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
@@ -56,7 +57,7 @@ if TYPE_CHECKING:
     from fedmerge.federated.events import HearEvent
     from fedmerge.federated.inputs import RoundInputs
     from fedmerge.federated.options import RetrainOptions, Running
-    from fedmerge.federated.preparation import Run
+    from fedmerge.federated.preparation import Opened, Run
     from fedmerge.federated.retraining import Retrained, RetrainPrediction
     from fedmerge.federated.sharding import Partition, PartitionOptions
     from fedmerge.merging.adapter_merge import AdapterMerge
@@ -345,6 +346,7 @@ def retrain(
     from fedmerge.federated.events import ignore
     from fedmerge.federated.inputs import rounds_on_objects
     from fedmerge.federated.options import changed_retrain_options
+    from fedmerge.federated.preparation import prepare_run
     from fedmerge.federated.retraining import run_prepared
     from fedmerge.federated.state import held_work_dir
 
@@ -357,17 +359,21 @@ def retrain(
         held_work_dir(work_dir) as state,
     ):
         files.check(clients, can_run=True, also=inputs.files, state=state)
-        run = _prepared_run(clients, inputs, options, plan, running)
-        files.check_clients(run.session.clients)
-        prepared(run)
-        retrained = run_prepared(
-            run,
-            data=inputs.data,
-            work_dir=state,
-            output=output,
-            running=running,
-            hear=hear or ignore,
-        )
+        opened = _opened_run(clients, inputs, options, running)
+        known = state.known_shards() if state is not None else {}
+        with closing(running.start_engine(opened.clients)) as engine:
+            run = prepare_run(opened, engine, plan=plan, running=running, known=known)
+            files.check_clients(run.session.clients)
+            prepared(run)
+            retrained = run_prepared(
+                run,
+                engine,
+                data=inputs.data,
+                work_dir=state,
+                output=output,
+                running=running,
+                hear=hear or ignore,
+            )
         files.write(retrained, inputs.model, work_dir=work_dir)
     return retrained
 
@@ -388,32 +394,30 @@ def predict_retrain(
     """Return what rounds would exchange, and how large their result may be; nothing is trained."""
     from fedmerge.federated.inputs import rounds_on_objects
     from fedmerge.federated.options import changed_retrain_options
+    from fedmerge.federated.preparation import prepare_run
     from fedmerge.federated.retraining import predict_run
 
     options, running = changed_retrain_options(options, running, changes)
     with rounds_on_objects(_model_code(model), shards, data, running) as inputs:
-        run = _prepared_run(clients, inputs, options, plan, running)
+        opened = _opened_run(clients, inputs, options, running)
+        with closing(running.start_engine(opened.clients)) as engine:
+            run = prepare_run(opened, engine, plan=plan, running=running)
     prepared(run)
     return predict_run(run)
 
 
-def _prepared_run(
-    clients: Clients,
-    inputs: RoundInputs,
-    options: RetrainOptions,
-    plan: Plan | None,
-    running: Running,
-) -> Run:
-    """Open clients and shards, and plan the rounds; shards name clients that are built here."""
-    from fedmerge.federated.preparation import prepare_run
+def _opened_run(
+    clients: Clients, inputs: RoundInputs, options: RetrainOptions, running: Running
+) -> Opened:
+    """Open clients; shards name those that are built here."""
+    from fedmerge.federated.preparation import open_run
 
     sources, names = listed(clients)
-    return prepare_run(
+    return open_run(
         sources,
         inputs.shards,
         options,
         model=inputs.model,
-        plan=plan,
         data=inputs.data,
         running=running,
         names=names or (None if sources else inputs.names),

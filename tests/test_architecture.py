@@ -223,7 +223,7 @@ def test_no_two_files_have_one_name() -> None:
 
 STEPS = ("architecture", "engines", "federated", "matching", "merging", "probes", "report")
 PARSERS = {"default_work_dir", "given_preparation", "load_model", "event_to_json", "plan_to_json"}
-NAMES = {command.name for command in commands.COMMANDS}
+NAMES = commands.COMMANDS.keys()
 COMMANDS = [module for module in MODULES if part_of(module) == "cli" and module.stem in NAMES]
 
 

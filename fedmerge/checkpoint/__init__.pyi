@@ -2,7 +2,6 @@ from .adapter_files import (
     ADAPTER_CONFIG as ADAPTER_CONFIG,
     ADAPTER_MODEL as ADAPTER_MODEL,
     AdapterConfig as AdapterConfig,
-    adapter_folder as adapter_folder,
     config_to_json as config_to_json,
     module_of as module_of,
     read_adapter_config as read_adapter_config,
@@ -44,6 +43,7 @@ from .outputs import (
 )
 from .paths import (
     MODEL_SUFFIXES as MODEL_SUFFIXES,
+    adapter_folder as adapter_folder,
     client_names as client_names,
     expand_paths as expand_paths,
     has_record as has_record,

@@ -9,7 +9,7 @@ from typing import Any, Literal, TypeAlias
 
 from msgspec import Struct
 
-from fedmerge.checkpoint.adapter_files import adapter_file, adapter_folder
+from fedmerge.checkpoint.adapter_files import ADAPTER_CONFIG, ADAPTER_FILES
 from fedmerge.checkpoint.files import (
     Contents,
     ReadOptions,
@@ -19,6 +19,7 @@ from fedmerge.checkpoint.files import (
     read_directory,
     unreadable,
 )
+from fedmerge.checkpoint.foreign_files import HEAD, STATE_DICT, refuse_foreign, text_kind
 from fedmerge.checkpoint.safetensors_files import LARGEST_HEADER, read_safetensors
 from fedmerge.checkpoint.torch_files import is_torch_pickle
 from fedmerge.decoding import Fail, decode_json, read_text
@@ -27,34 +28,6 @@ from fedmerge.errors import CheckpointError, UsageError
 Kind: TypeAlias = Literal[
     "zip", "legacy", "safetensors", "index", "pickle", "exported program", "TorchScript"
 ]
-
-_HEAD = 4096
-_STATE_DICT = "save the model's state dict with torch.save or safetensors"
-_UNPACK = "unpack it first"
-
-_FOREIGN: tuple[tuple[str, str, str], ...] = (  # pattern of the first bytes, what it is, hint
-    (r"version https://git-lfs", "a Git LFS pointer, not the file itself", "run `git lfs pull`"),
-    (r"\s*<(!doctype html|html|head|\?xml)", "a web page, not a checkpoint", "download it again"),
-    (r"\x93NUMPY", "a numpy array (.npy), not a checkpoint", _STATE_DICT),
-    (r"\x89HDF\r\n\x1a\n", "an HDF5 file (Keras?), not a torch checkpoint", _STATE_DICT),
-    (
-        r"GGUF|GGML|ggjt",
-        "a GGUF/GGML file, quantised for llama.cpp, not a torch checkpoint",
-        "merge the models before they are quantised and converted",
-    ),
-    (r"\x1f\x8b", "a gzip file", _UNPACK),
-    (r"BZh|\xfd7zXZ|7z\xbc\xaf|\x28\xb5\x2f\xfd|Rar!", "a compressed archive", _UNPACK),
-    (
-        r".{257}ustar",
-        "a tar archive, as torch wrote before version 0.1.10 or as made by `tar`",
-        "unpack it, or save the state dict again with a current torch",
-    ),
-)
-_FOREIGN_PATTERNS = tuple(
-    (re.compile(pattern.encode("latin-1"), re.IGNORECASE | re.DOTALL), what, hint)
-    for pattern, what, hint in _FOREIGN
-)
-
 
 _ARCHIVES: tuple[tuple[str, Kind], ...] = (  # pattern of a record's name, what such a zip is
     (r"[^/]+/constants\.pkl", "TorchScript"),
@@ -79,17 +52,15 @@ def _no_file(path: Path) -> str:
 
 
 def _kind(file: SourceFile) -> Kind:
-    path, head = file.path, file.whole.read(0, min(_HEAD, file.size))
+    path, head = file.path, file.whole.read(0, min(HEAD, file.size))
     if not head:
         raise CheckpointError(f"{path}: an empty file", "copy or download it again")
     if head.startswith((b"PK\x03\x04", b"PK\x05\x06")):
         return _zip_kind(file)
     if _is_safetensors(head):
         return "safetensors"
-    for pattern, what, hint in _FOREIGN_PATTERNS:
-        if pattern.match(head):
-            raise CheckpointError(f"{path}: {what}", hint)
-    return _pickle_kind(file, head) or _text_kind(path, head)
+    refuse_foreign(path, head)
+    return _pickle_kind(file, head) or text_kind(path, head)
 
 
 def _zip_kind(file: SourceFile) -> Kind:
@@ -98,7 +69,7 @@ def _zip_kind(file: SourceFile) -> Kind:
         if any(re.fullmatch(pattern, name) for name in names):
             return kind
     if names and all(name.endswith(".npy") for name in names):
-        raise CheckpointError(f"{file.path}: a numpy archive (.npz), not a checkpoint", _STATE_DICT)
+        raise CheckpointError(f"{file.path}: a numpy archive (.npz), not a checkpoint", STATE_DICT)
     return "zip"
 
 
@@ -113,35 +84,6 @@ def _pickle_kind(file: SourceFile, head: bytes) -> Kind | None:
         return "legacy"
     # Protocols 0 and 1 have no mark of their own, so only a whole pickle counts as one.
     return "pickle" if is_torch is not None or re.match(rb"\x80[\x02-\x05]", head) else None
-
-
-def _text_kind(path: Path, head: bytes) -> Kind:
-    if head.lstrip()[:1] in (b"{", b"["):
-        return _json_kind(path)
-    if _is_text(head):
-        raise CheckpointError(f"{path}: a text file, not a checkpoint")
-    raise CheckpointError(
-        f"{path}: not a checkpoint (unknown format)",
-        "fedmerge reads torch files (.pt, .pth, .bin, .ckpt, .pt2, TorchScript) and safetensors",
-    )
-
-
-def _is_text(head: bytes) -> bool:
-    try:
-        head[: _HEAD - 4].decode("utf-8")  # a character may be cut at the very end
-    except UnicodeDecodeError:
-        return False
-    return re.search(rb"[\x00-\x08\x0e-\x1f]", head) is None
-
-
-def _json_kind(path: Path) -> Kind:
-    def fail(reason: str) -> CheckpointError:
-        return damaged(path, f"it looks like JSON but cannot be parsed: {reason}")
-
-    content = decode_json(read_text(path, fail=fail), Any, fail=fail)
-    if isinstance(content, dict) and "weight_map" in content:
-        return "index"
-    raise CheckpointError(f"{path}: a JSON file, not a checkpoint")
 
 
 RECORD_KEY = "fedmerge"  # of the safetensors metadata
@@ -432,6 +374,20 @@ def model_file(folder: Path) -> Path | None:
     if found and found[0].name.endswith(INDEX) and _clients_in(folder):
         found = [path for path in found if not has_record(path)]
     return found[0] if found else None
+
+
+def adapter_file(folder: Path) -> Path | None:
+    """Return the file with an adapter's factors, None if a folder is no adapter."""
+    if not (folder / ADAPTER_CONFIG).is_file():
+        return None
+    found = [folder / name for name in ADAPTER_FILES if (folder / name).is_file()]
+    return found[0] if found else None
+
+
+def adapter_folder(path: Path) -> Path | None:
+    """Return the adapter that a folder is, or that a file with factors belongs to."""
+    folder = path.parent if path.name in ADAPTER_FILES else path
+    return folder if adapter_file(folder) is not None else None
 
 
 def _expand(argument: str | Path) -> list[Path]:

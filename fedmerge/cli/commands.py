@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from fedmerge.cli.command_line import Command
@@ -91,7 +92,7 @@ _TABLE = (
         ),
         ("clients",),
         {
-            "Data": ("shards", "data", "task", "normalize"),
+            "Data": ("shards", "data", "held_out", "task", "normalize", "no_class_counts"),
             "Output": ("output", "force", "dtype", "report", "dry_run"),
             "Rounds": ("method", "passes", "rounds"),
             "Local training": ("epochs", "batch_size", "optimizer", "learning_rate"),
@@ -319,9 +320,4 @@ def _with_options(row: Command) -> Command:
     return replace(row, known={name: known[name] for name in _NAMES})
 
 
-COMMANDS = tuple(map(_with_options, _TABLE))
-
-
-def find_command(name: str) -> Command:
-    """Return the command of a name."""
-    return next(command for command in COMMANDS if command.name == name)
+COMMANDS: Mapping[str, Command] = {row.name: _with_options(row) for row in _TABLE}

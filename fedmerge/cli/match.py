@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedmerge.api import frontier, match, predict_match
-from fedmerge.checkpoint import expand_paths, record_path, written_path
-from fedmerge.cli.adapter_merges import has_adapters, merge_given
+from fedmerge.checkpoint import adapter_folder, expand_paths, record_path, written_path
 from fedmerge.cli.arguments import (
     given_plan,
     image_options,
@@ -19,8 +18,9 @@ from fedmerge.cli.arguments import (
     note_merged,
     probe_options,
 )
-from fedmerge.cli.merged_folder import upload_command, width_lines
-from fedmerge.cli.next_commands import CHECKED, NEEDED, next_command
+from fedmerge.cli.command_line import CHECKED, NEEDED
+from fedmerge.cli.commands import COMMANDS
+from fedmerge.cli.folder_merges import merge_adapters_given, upload_command, width_lines
 from fedmerge.cli.output import Terminal
 from fedmerge.errors import UsageError
 from fedmerge.merging.prediction import Prediction
@@ -39,8 +39,8 @@ _AS_GIVEN = ("force", "shard_size", "report", "require", "device")
 
 def run(given: Mapping[str, Any], terminal: Terminal) -> None:
     """Merge the clients, write the result and say what it is."""
-    if has_adapters(given["clients"]):
-        merge_given(given, terminal)
+    if any(map(adapter_folder, expand_paths(given["clients"]))):
+        merge_adapters_given(given, terminal)
         return
     options, probes = match_options(given), _probe_options(given)
     inputs: dict[str, Any] = {"options": options, "model": model_code(given)}
@@ -75,7 +75,7 @@ def run(given: Mapping[str, Any], terminal: Terminal) -> None:
     terminal.line(_verdict(merge, output, clients, known))
     checked = [output, *_as_given(clients, _files(merge))]
     terminal.line(f"wrote {written(output)}; check it with:")
-    terminal.line(next_command("verify", checked, given, CHECKED))
+    terminal.line(COMMANDS["verify"].suggested(checked, given, CHECKED))
     say_page(given, terminal)
     if output.is_dir():
         terminal.line(f"upload it with: {upload_command(output)}")
@@ -166,7 +166,9 @@ def _show_merge(merge: Merge, output: Path, terminal: Terminal) -> None:
         terminal.line(title)
     else:
         terminal.table(title, ["group", "clients", "global", "matched", "scatter"], rows)
-    for line in (*sizes(merge), *width_lines(merge), *ways_to_load(merge, output)):
+    config = merge.session.config
+    said = [] if config is None or merge.is_program else width_lines(merge, config)
+    for line in (*sizes(merge), *said, *ways_to_load(merge, output)):
         terminal.line(line)
     for line in _of_base(merge):
         terminal.line(line)
@@ -280,7 +282,7 @@ def _verdict(merge: Merge, output: Path, clients: Sequence[Path], given: Mapping
     """Say in one line how good the merge is, as far as it is known, and how to measure it."""
     files: list[str | Path] = [*map(Path, clients), "--global", output]
     needed = {**given, "model": given["model"] or "M"}
-    measure = f"measure it: {next_command('compare', files, needed, NEEDED)} --data FILE"
+    measure = f"measure it: {COMMANDS['compare'].suggested(files, needed, NEEDED)} --data FILE"
     found = merge.quality
     if merge.is_program:
         return f"quality: it is the clients' ensemble itself; {measure}"

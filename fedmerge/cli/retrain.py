@@ -20,8 +20,8 @@ from fedmerge.cli.arguments import (
     model_code,
     note_merged,
 )
+from fedmerge.cli.commands import COMMANDS
 from fedmerge.cli.match import page_of, say_page, sizes, ways_to_load, written
-from fedmerge.cli.next_commands import next_command
 from fedmerge.cli.output import Terminal, metric, metric_title
 from fedmerge.errors import UsageError
 from fedmerge.federated.events import (
@@ -259,7 +259,7 @@ def _show_retrained(retrained: Retrained, output: Path, terminal: Terminal) -> N
     for line in (*sizes(retrained), *ways_to_load(retrained, output), *_absences(retrained)):
         terminal.line(line)
     terminal.line(f"wrote {written(output)}; check it with:")
-    terminal.line(next_command("verify", [output], {}, ()))
+    terminal.line(COMMANDS["verify"].suggested([output], {}))
 
 
 def _row(entry: RoundEntry, metrics: Sequence[str]) -> list[str]:

@@ -14,10 +14,12 @@ from fedmerge.merging.quality import NEGLIGIBLE, Quality, outputs_on, same_decis
 from fedmerge.merging.refinement import (
     FEWEST_STEPS,
     RATES,
+    SHARES,
     SPENDING,
     TRIAL,
     WORTH,
     Refiner,
+    between,
     started_from,
 )
 from fedmerge.merging.result import Merge, average
@@ -28,6 +30,7 @@ from fedmerge.values.wording import (
     IN_PLACE,
     Progress,
     client_name,
+    whole_percent,
 )
 
 FACTOR = 2.0  # by which an average's outputs may spread less or more than the ensemble's
@@ -99,6 +102,16 @@ def matched_candidates(
             yield candidate_of(answers, f"{label}, fit", fit)
 
 
+def in_place_candidates(
+    answers: Answers, by_weights: Merge, progress: Progress
+) -> Iterator[Candidate]:
+    """Yield the fitted average of clients that share their start, or if the user wants it."""
+    is_wanted = answers.session.options.merge_units == "fit-in-place"
+    is_open = _is_open(answers) and answers.session.is_equally_wide and by_weights.shares_start
+    if is_wanted or is_open:
+        yield fit_in_place(answers, progress)
+
+
 def fit_in_place(answers: Answers, progress: Progress) -> Candidate:
     """Return the average whose layers are fitted to the clients' mean outputs, unit by place.
 
@@ -158,7 +171,7 @@ def refined_candidates(
         rate = chosen.rate / 2**number
         trained = refiner.refine(best.merge, steps << number, progress, rate=rate)
         label = f"refined longer from {chosen.source}{', again' * number}"
-        longer = candidate_of(answers, label, trained)
+        longer = _on_the_way(answers, label, best.merge, trained)
         yield longer
         if best_candidate([best, longer], answers) is best or _gains_little(best, longer, answers):
             return
@@ -181,10 +194,21 @@ def _trials(
     for begun in _starts(answers, start):
         for rate, label in RATES.items():
             trained = refiner.refine(begun.merge, steps, progress, rate=rate)
-            found = candidate_of(answers, f"refined {label}from {begun.name}", trained)
+            name = f"refined {label}from {begun.name}"
+            found = _on_the_way(answers, name, begun.merge, trained)
             yield _Trial(found, begun.name, rate)
             if best_candidate([begun, found], answers) is found:
                 break
+
+
+def _on_the_way(answers: Answers, name: str, start: Merge, end: Merge) -> Candidate:
+    """Return what is nearest to the ensemble on the way from a start to what it became."""
+    places = {share: f", {whole_percent(share)} of the way" for share in SHARES[1:]}
+    found = [
+        candidate_of(answers, name + places.get(share, ""), between(start, end, share))
+        for share in SHARES
+    ]
+    return best_candidate(found, answers)
 
 
 def _starts(answers: Answers, start: Candidate) -> list[Candidate]:

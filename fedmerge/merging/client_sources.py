@@ -84,7 +84,7 @@ def first_folder(clients: Any) -> ModelFolder | None:
     if not sources or not isinstance(sources[0], str | Path):
         return None
     first = next(iter(expand_sources(sources[:1], least=0)), None)
-    return model_folder(first) if isinstance(first, Path) else None
+    return model_folder(first) if isinstance(first, Path) and first.is_dir() else None
 
 
 def open_clients(

@@ -182,5 +182,5 @@ def _cell_values(modules: ClientModules, merge: Merge, call: CellCall, rows: Ten
     return {
         "from_inputs": (gates, from_inputs),
         "from_states": (gates, from_states),
-        "states": (tensors[own[call.weight_hh]].axes[1], call.rows(rows)[1]),
+        "states": (tensors[own[call.weight_hh]].axes[1], call.state_rows(rows)),
     }

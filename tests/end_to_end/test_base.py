@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -180,7 +181,7 @@ def test_bases_that_do_not_fit_are_refused(files: list[Path]) -> None:
     [{"lead": "a"}, {"max_growth": 2}, {"method": "ensemble"}, {"match_threshold": 0.5}],
     ids=lambda said: next(iter(said)),
 )
-def test_options_of_matching_exclude_a_base(files: list[Path], said: dict[str, object]) -> None:
+def test_options_of_matching_exclude_a_base(files: list[Path], said: dict[str, Any]) -> None:
     base, a, b, _ = files
     with pytest.raises(UsageError, match=r"and `base` exclude each other"):
         fedmerge.match([a, b], base=base, **said)

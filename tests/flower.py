@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from queue import SimpleQueue
@@ -29,17 +29,21 @@ PATIENCE = 900.0  # seconds for a run on a busy machine
 class ThreadGrid:
     """Nodes that answer messages by an app, each in a thread of its own, one after the other.
 
-    Messages go through bytes both ways, as between machines.
+    What trains needs torch's random numbers for itself, and so `is_shared` to be off.
     """
 
-    def __init__(self, app: Any, nodes: Mapping[int, Mapping[str, Any]]) -> None:
+    def __init__(
+        self, app: Any, nodes: Mapping[int, Mapping[str, Any]], *, is_shared: bool = True
+    ) -> None:
         from flwr.supercore.task_identity import TaskIdentity
 
         TaskIdentity.task_id = TaskIdentity.run_id = TaskIdentity.node_id = 1  # as in a ServerApp
         self._app, self._replies = app, dict[str, Any]()
         self._queues: dict[int, SimpleQueue[Any]] = {}
         self._arrived = threading.Condition()
+        self._turn: AbstractContextManager[Any] = nullcontext() if is_shared else threading.Lock()
         self.asked: list[int] = []  # nodes, of every message
+        self._answered: list[str] = []  # messages
         for node, configuration in nodes.items():
             self.join(node, configuration)
 
@@ -52,6 +56,11 @@ class ThreadGrid:
     def leave(self, node: int) -> None:
         """Let a node go; it answers nothing any more."""
         self._queues.pop(node).put(None)
+
+    def wait(self) -> None:
+        """Wait until every node has answered what it was asked."""
+        with self._arrived:
+            self._arrived.wait_for(lambda: len(self._answered) == len(self.asked))
 
     def get_node_ids(self) -> Iterable[int]:
         return list(self._queues)
@@ -88,7 +97,8 @@ class ThreadGrid:
         queue = self._queues[node]
         while (message := queue.get()) is not None:
             try:
-                reply = self._app(message, context)
+                with self._turn:
+                    reply = self._app(message, context)
             except Exception as error:
                 failure = Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, repr(error))
                 reply = Message(failure, reply_to=message)
@@ -96,6 +106,7 @@ class ThreadGrid:
                 return  # it has left
             with self._arrived:
                 self._replies[message.metadata.message_id] = reply
+                self._answered.append(message.metadata.message_id)
                 self._arrived.notify_all()
 
 

@@ -12,7 +12,7 @@ from fedmerge.cli.commands import find_command
 
 TRUSTED = ("allow_global",)  # a record says how its clients are read, but not whom to trust
 NEEDED = (  # without these the same clients can't be read, planned or fed
-    *("model", "model_arg", "input_shape", "input_dtype", "state", "plan", "keep"),
+    *("model", "model_arg", "input_shape", "input_dtype", "numbers", "state", "plan", "keep"),
     *("key", "weights", "allow_global", "match_by_order", "dtype", "normalize", "channels_last"),
 )
 

@@ -207,8 +207,10 @@ class Search:
         places = (place for run in self.runs for place in run.unseen.items())
         return next(places, ("", ""))
 
-    def told(self, run: Run) -> Telling:
-        """Return what makes another run go the way of a run."""
+    def told(self, run: Run) -> Telling | None:
+        """Return what makes another run go the way of a run, if that depends on anything."""
+        if not run.departures:
+            return None
         return Telling(run.answers, tuple(self.modules.values()))
 
     @property

@@ -31,6 +31,7 @@ from fedmerge.merging.client_sources import (
     expand_sources,
     first_folder,
     listed,
+    open_base,
     open_clients,
     paths_of,
 )
@@ -99,6 +100,7 @@ def match(
     *,
     model: Model | None = None,
     plan: Plan | None = None,
+    base: Source | None = None,
     probes: ProbeOptions | None = None,
     output: str | Path | None = None,
     force: bool = False,
@@ -114,6 +116,7 @@ def match(
     """Merge clients; with `output`, write the result, and with `report` a page about it.
 
     With the model's code, or with modules for clients, units are also compared by what they do.
+    With `base`, the model that all clients were fine-tuned from, what they changed is merged.
     With `require="better"`, nothing is written unless the merge is expected to beat every client.
     `prepared` is called with the session before the merge. Further keywords are options by their
     names, e.g. `max_growth=1` or `probe_data=x`.
@@ -127,7 +130,8 @@ def match(
     files.check(clients, can_run=model is not None)
     _check_known(require)
     inputs: dict[str, Any] = {"model": model, "plan": plan, "probes": probes, "device": device}
-    session = open_session(clients, options, is_for_folder=folder is not None, **inputs)
+    inputs |= {"base": base, "is_for_folder": folder is not None}
+    session = open_session(clients, options, **inputs)
     files.check_clients(session.clients)
     prepared(session)
     merge = merge_session(session, probes, progress, as_program=files.is_program)
@@ -221,6 +225,7 @@ def open_session(
     *,
     model: Model | None = None,
     plan: Plan | None = None,
+    base: Source | None = None,
     device: str = "cpu",
     least: int = 2,
     tries_growth: bool = False,
@@ -231,7 +236,8 @@ def open_session(
 
     Folders that a library saved bring their code. `tries_growth`: which groups can grow is of
     interest even where the merge does not grow. `probes`: their data tell what the model is fed.
-    `is_for_folder`: the first client's config.json has to say the widths of the merge.
+    `is_for_folder`: the first client's config.json has to say the widths of the merge. `base` is
+    the model that the clients were fine-tuned from.
     """
     options = options or MatchOptions()
     sources, names = listed(clients)
@@ -253,6 +259,7 @@ def open_session(
         device=choose_device(device),
         tries_growth=tries_growth,
         config=config,
+        base=None if base is None else open_base(base, options.reading),
     )
 
 
@@ -263,13 +270,14 @@ def predict_match(
     *,
     model: Model | None = None,
     plan: Plan | None = None,
+    base: Source | None = None,
     device: str = "cpu",
     prepared: Callable[[Session], None] = lambda session: None,
     **changes: Any,
 ) -> Prediction:
     """Return how large a merge may become, before any work is done."""
     options = changed(options or MatchOptions(), changes)
-    session = open_session(clients, options, model=model, plan=plan, device=device)
+    session = open_session(clients, options, model=model, plan=plan, base=base, device=device)
     prepared(session)
     return predict(session)
 
@@ -491,13 +499,15 @@ def verify(
     clients: Sequence[str | Path] = (),
     *,
     model: Model | None = None,
+    base: str | Path | None = None,
     allow_global: Sequence[str] = (),
     progress: Progress | None = None,
 ) -> Verification:
     """Check a merged file against its record and, where given, recompute it from its clients.
 
     With the model's code, every client must give the same outputs in the global layout as before.
-    `allow_global` are classes that the clients' files may name: a record never says so.
+    `base` is the model that a merge of changes goes back to. `allow_global` are classes that the
+    clients' files may name: a record never says so.
     """
     from fedmerge.merging.adapter_check import verify_adapter
     from fedmerge.merging.verification import verify
@@ -507,8 +517,10 @@ def verify(
     if adapter_folder(Path(path)) is not None:
         if code is not None:
             raise UsageError(f"{path}: a LoRA adapter, which `model` is not needed for")
+        if base is not None:
+            raise UsageError(f"{path}: a LoRA adapter, which `base` is not needed for")
         return verify_adapter(Path(path), clients, allow_global=allow_global, progress=hear)
-    return verify(path, clients, model=code, allow_global=allow_global, progress=hear)
+    return verify(path, clients, model=code, base=base, allow_global=allow_global, progress=hear)
 
 
 @checked

@@ -24,6 +24,7 @@ from fedmerge.merging.candidates import (
     average_candidates,
     best_candidate,
     client_candidates,
+    in_place_candidates,
     is_settled,
     matched_candidates,
     possible_leads,
@@ -90,6 +91,7 @@ def choose_merge(
     leads = possible_leads(answers, by_weights)
     candidates = [
         *average_candidates(answers, by_weights),
+        *in_place_candidates(answers, by_weights, progress),
         *matched_candidates(answers, matched, leads, responses.steady, progress),
     ]
     chosen = preferred_candidate(candidates, answers, by_weights)

@@ -255,4 +255,5 @@ class RecordFile:
     fitted: tuple[str, ...] = ()
     is_program: bool = False  # an ensemble: its tensors are the clients' own
     retrain: RetrainEntry | UnsetType = UNSET
+    base_model: SourceEntry | None = None  # the model that the sources are fine-tunes of
     schema: Literal[1] = SCHEMA

@@ -15,7 +15,7 @@ from torch import nn
 import fedmerge
 from fedmerge.checkpoint import read_record
 from fedmerge.errors import ArchitectureError, UsageError
-from fedmerge.values.arrays import Float64Array
+from fedmerge.values import Float64Array
 from tests.end_to_end.helpers import Cli, State, load
 
 FLOAT32 = 1e-6  # of numbers near 1, added in double precision and stored in single

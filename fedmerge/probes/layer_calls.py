@@ -443,7 +443,7 @@ def _place(tensor: Tensor) -> Place:
 
 
 _MAKERS: Mapping[str, Callable[[_Ops, Sequence[Any], Tensor | None], LayerCall | None]] = {
-    "aten::mm": lambda ops, args, result: _matrix_call(ops, None, *args[:2], result),
-    "aten::addmm": lambda ops, args, result: _matrix_call(ops, *args[:3], result),
+    "aten::mm": lambda ops, args, result: _matrix_call(ops, None, args[0], args[1], result),
+    "aten::addmm": lambda ops, args, result: _matrix_call(ops, args[0], args[1], args[2], result),
     "aten::convolution": _convolution,
 }

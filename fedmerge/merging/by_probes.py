@@ -89,9 +89,10 @@ def choose_merge(
     growth = answers.session.dials.max_growth
     matched = match_within(growth, answers.session, responses, by_weights, progress)
     leads = possible_leads(answers, by_weights)
+    averages = list(average_candidates(answers, by_weights))
     candidates = [
-        *average_candidates(answers, by_weights),
-        *in_place_candidates(answers, by_weights, progress),
+        *averages,
+        *in_place_candidates(answers, by_weights, averages, progress),
         *matched_candidates(answers, matched, leads, responses.steady, progress),
     ]
     chosen = preferred_candidate(candidates, answers, by_weights)

@@ -31,6 +31,8 @@ def merge_session(
 def matched_average(session: Session, probing: ProbeOptions, progress: Progress) -> Merge:
     """Match units, by what clients do where they can be run, and average what matches."""
     if not is_probed(session, probing):
+        if session.model is not None:
+            session.model.forget()  # which takes as much memory as a client
         return with_doubt(merge_by_weights(session, progress))
     from fedmerge.merging.by_probes import merge_by_probes  # files alone do without
 

@@ -9,6 +9,7 @@ The command line calls these functions and prints; `prepared` tells it what was 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
@@ -30,6 +31,7 @@ from fedmerge.merging.client_sources import (
     expand_sources,
     first_folder,
     listed,
+    open_base,
     open_clients,
     paths_of,
 )
@@ -55,7 +57,7 @@ if TYPE_CHECKING:
     from fedmerge.federated.events import HearEvent
     from fedmerge.federated.inputs import RoundInputs
     from fedmerge.federated.options import RetrainOptions, Running
-    from fedmerge.federated.preparation import Run
+    from fedmerge.federated.preparation import Opened, Run
     from fedmerge.federated.retraining import Retrained, RetrainPrediction
     from fedmerge.federated.sharding import Partition, PartitionOptions
     from fedmerge.merging.adapter_merge import AdapterMerge
@@ -98,6 +100,7 @@ def match(
     *,
     model: Model | None = None,
     plan: Plan | None = None,
+    base: Source | None = None,
     probes: ProbeOptions | None = None,
     output: str | Path | None = None,
     force: bool = False,
@@ -113,6 +116,7 @@ def match(
     """Merge clients; with `output`, write the result, and with `report` a page about it.
 
     With the model's code, or with modules for clients, units are also compared by what they do.
+    With `base`, the model that all clients were fine-tuned from, what they changed is merged.
     With `require="better"`, nothing is written unless the merge is expected to beat every client.
     `prepared` is called with the session before the merge. Further keywords are options by their
     names, e.g. `max_growth=1` or `probe_data=x`.
@@ -126,7 +130,8 @@ def match(
     files.check(clients, can_run=model is not None)
     _check_known(require)
     inputs: dict[str, Any] = {"model": model, "plan": plan, "probes": probes, "device": device}
-    session = open_session(clients, options, is_for_folder=folder is not None, **inputs)
+    inputs |= {"base": base, "is_for_folder": folder is not None}
+    session = open_session(clients, options, **inputs)
     files.check_clients(session.clients)
     prepared(session)
     merge = merge_session(session, probes, progress, as_program=files.is_program)
@@ -220,6 +225,7 @@ def open_session(
     *,
     model: Model | None = None,
     plan: Plan | None = None,
+    base: Source | None = None,
     device: str = "cpu",
     least: int = 2,
     tries_growth: bool = False,
@@ -230,7 +236,8 @@ def open_session(
 
     Folders that a library saved bring their code. `tries_growth`: which groups can grow is of
     interest even where the merge does not grow. `probes`: their data tell what the model is fed.
-    `is_for_folder`: the first client's config.json has to say the widths of the merge.
+    `is_for_folder`: the first client's config.json has to say the widths of the merge. `base` is
+    the model that the clients were fine-tuned from.
     """
     options = options or MatchOptions()
     sources, names = listed(clients)
@@ -252,6 +259,7 @@ def open_session(
         device=choose_device(device),
         tries_growth=tries_growth,
         config=config,
+        base=None if base is None else open_base(base, options.reading),
     )
 
 
@@ -262,13 +270,14 @@ def predict_match(
     *,
     model: Model | None = None,
     plan: Plan | None = None,
+    base: Source | None = None,
     device: str = "cpu",
     prepared: Callable[[Session], None] = lambda session: None,
     **changes: Any,
 ) -> Prediction:
     """Return how large a merge may become, before any work is done."""
     options = changed(options or MatchOptions(), changes)
-    session = open_session(clients, options, model=model, plan=plan, device=device)
+    session = open_session(clients, options, model=model, plan=plan, base=base, device=device)
     prepared(session)
     return predict(session)
 
@@ -337,6 +346,7 @@ def retrain(
     from fedmerge.federated.events import ignore
     from fedmerge.federated.inputs import rounds_on_objects
     from fedmerge.federated.options import changed_retrain_options
+    from fedmerge.federated.preparation import prepare_run
     from fedmerge.federated.retraining import run_prepared
     from fedmerge.federated.state import held_work_dir
 
@@ -349,17 +359,21 @@ def retrain(
         held_work_dir(work_dir) as state,
     ):
         files.check(clients, can_run=True, also=inputs.files, state=state)
-        run = _prepared_run(clients, inputs, options, plan, running)
-        files.check_clients(run.session.clients)
-        prepared(run)
-        retrained = run_prepared(
-            run,
-            data=inputs.data,
-            work_dir=state,
-            output=output,
-            running=running,
-            hear=hear or ignore,
-        )
+        opened = _opened_run(clients, inputs, options, running)
+        known = state.known_shards() if state is not None else {}
+        with closing(running.start_engine(opened.clients)) as engine:
+            run = prepare_run(opened, engine, plan=plan, running=running, known=known)
+            files.check_clients(run.session.clients)
+            prepared(run)
+            retrained = run_prepared(
+                run,
+                engine,
+                data=inputs.data,
+                work_dir=state,
+                output=output,
+                running=running,
+                hear=hear or ignore,
+            )
         files.write(retrained, inputs.model, work_dir=work_dir)
     return retrained
 
@@ -380,32 +394,30 @@ def predict_retrain(
     """Return what rounds would exchange, and how large their result may be; nothing is trained."""
     from fedmerge.federated.inputs import rounds_on_objects
     from fedmerge.federated.options import changed_retrain_options
+    from fedmerge.federated.preparation import prepare_run
     from fedmerge.federated.retraining import predict_run
 
     options, running = changed_retrain_options(options, running, changes)
     with rounds_on_objects(_model_code(model), shards, data, running) as inputs:
-        run = _prepared_run(clients, inputs, options, plan, running)
+        opened = _opened_run(clients, inputs, options, running)
+        with closing(running.start_engine(opened.clients)) as engine:
+            run = prepare_run(opened, engine, plan=plan, running=running)
     prepared(run)
     return predict_run(run)
 
 
-def _prepared_run(
-    clients: Clients,
-    inputs: RoundInputs,
-    options: RetrainOptions,
-    plan: Plan | None,
-    running: Running,
-) -> Run:
-    """Open clients and shards, and plan the rounds; shards name clients that are built here."""
-    from fedmerge.federated.preparation import prepare_run
+def _opened_run(
+    clients: Clients, inputs: RoundInputs, options: RetrainOptions, running: Running
+) -> Opened:
+    """Open clients; shards name those that are built here."""
+    from fedmerge.federated.preparation import open_run
 
     sources, names = listed(clients)
-    return prepare_run(
+    return open_run(
         sources,
         inputs.shards,
         options,
         model=inputs.model,
-        plan=plan,
         data=inputs.data,
         running=running,
         names=names or (None if sources else inputs.names),
@@ -487,13 +499,15 @@ def verify(
     clients: Sequence[str | Path] = (),
     *,
     model: Model | None = None,
+    base: str | Path | None = None,
     allow_global: Sequence[str] = (),
     progress: Progress | None = None,
 ) -> Verification:
     """Check a merged file against its record and, where given, recompute it from its clients.
 
     With the model's code, every client must give the same outputs in the global layout as before.
-    `allow_global` are classes that the clients' files may name: a record never says so.
+    `base` is the model that a merge of changes goes back to. `allow_global` are classes that the
+    clients' files may name: a record never says so.
     """
     from fedmerge.merging.adapter_check import verify_adapter
     from fedmerge.merging.verification import verify
@@ -503,8 +517,10 @@ def verify(
     if adapter_folder(Path(path)) is not None:
         if code is not None:
             raise UsageError(f"{path}: a LoRA adapter, which `model` is not needed for")
+        if base is not None:
+            raise UsageError(f"{path}: a LoRA adapter, which `base` is not needed for")
         return verify_adapter(Path(path), clients, allow_global=allow_global, progress=hear)
-    return verify(path, clients, model=code, allow_global=allow_global, progress=hear)
+    return verify(path, clients, model=code, base=base, allow_global=allow_global, progress=hear)
 
 
 @checked

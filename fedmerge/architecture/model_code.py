@@ -30,7 +30,7 @@ from fedmerge.architecture.from_code import (
     ways_of,
 )
 from fedmerge.architecture.from_code.modules import StatePairs, plain_numbers
-from fedmerge.architecture.from_library import ConfiguredModel, library_model
+from fedmerge.architecture.from_library import LIBRARIES, ConfiguredModel, library_model
 from fedmerge.architecture.tensor_names import is_prefixed, model_names, renamed, shapes_for
 from fedmerge.architecture.widths import resize_module
 from fedmerge.checkpoint import Checkpoint
@@ -78,7 +78,8 @@ class ModelCode:
     def build(self) -> nn.Module:
         """Return the model as the user's code makes it; of a module, a copy."""
         if isinstance(self.factory, str):
-            known = library_model(self.factory, self.arguments)
+            is_named = ":" in self.factory and self.factory.partition(":")[0] in LIBRARIES
+            known = library_model(self.factory, self.arguments) if is_named else None
             return load_factory(self.factory, self.arguments) if known is None else known
         return _built(self.factory, self.arguments)
 

@@ -2,26 +2,24 @@
 
 import glob
 import json
+import os
 import re
-from collections.abc import Callable, Hashable, Mapping, Sequence
-from pathlib import Path, PurePosixPath, PureWindowsPath
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Literal, TypeAlias
-
-from msgspec import Struct
 
 from fedmerge.checkpoint.adapter_files import ADAPTER_CONFIG, ADAPTER_FILES
 from fedmerge.checkpoint.files import (
-    Contents,
     ReadOptions,
     SourceFile,
     damaged,
-    listed,
     read_directory,
     unreadable,
 )
 from fedmerge.checkpoint.foreign_files import HEAD, STATE_DICT, refuse_foreign, text_kind
+from fedmerge.checkpoint.legacy_torch_files import is_torch_pickle
 from fedmerge.checkpoint.safetensors_files import LARGEST_HEADER, read_safetensors
-from fedmerge.checkpoint.torch_files import is_torch_pickle
+from fedmerge.checkpoint.shard_indices import weight_map
 from fedmerge.decoding import Fail, decode_json, read_text
 from fedmerge.errors import CheckpointError, UsageError
 
@@ -190,28 +188,6 @@ _PLACES: Mapping[str, Callable[[Path], dict[str, Any]]] = {
 
 
 INDEX = ".index.json"
-_SIZE = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*")
-_DECIMAL = {"kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
-_BINARY = {"kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
-_UNITS = {"": 1, "b": 1, **_DECIMAL, **_BINARY}  # in lower case
-
-
-def parse_size(size: str | int | None) -> int | None:
-    """Return a size in bytes, from a number or text with a unit; None stays None.
-
-    >>> [parse_size(size) for size in ("2GB", "1.5 MiB", "500", 7, None)]
-    [2000000000, 1572864, 500, 7, None]
-    """
-    if size is None:
-        return None
-    found = _SIZE.fullmatch(str(size))
-    unit = _UNITS.get(found[2].lower()) if found else None
-    count = int(float(found[1]) * unit) if found and unit else 0
-    if count < 1:
-        raise UsageError(
-            f"`shard_size` is {str(size)!r}, expected a number of bytes, e.g. 2GB, 500MB or 1GiB"
-        )
-    return count
 
 
 def index_path(path: Path) -> Path:
@@ -237,79 +213,6 @@ def existing_files(path: Path) -> list[Path]:
     shard = re.compile(rf"{name}|\.fedmerge-{name}\.old")
     found = sorted(p for p in path.parent.iterdir() if shard.fullmatch(p.name))
     return [p for p in (path, index_path(path), *found) if p.exists() or p.is_symlink()]
-
-
-MOST_SHARDS = 10_000
-
-
-class ShardIndex(Struct):
-    """What is needed of an index; it may hold more."""
-
-    weight_map: dict[str, str]  # tensor → file
-
-
-def read_index(path: Path, read_shard: Callable[[SourceFile], Contents]) -> Contents:
-    """Read the union of the shards that a `*.index.json` names, each file once."""
-    places, index = weight_map(path), SourceFile.of(path)
-    read: dict[Hashable, Contents] = {}  # by file: one may have many names
-    shards: dict[str, Contents] = {}
-    for shard in sorted(set(places.values())):
-        file = _shard_file(index, shard)
-        if file.identity not in read:
-            read[file.identity] = read_shard(file)
-        shards[shard] = read[file.identity]
-    tree = {name: _tensor(path, name, shard, shards[shard]) for name, shard in places.items()}
-    kinds = sorted(
-        {"safetensors" if c.container == "safetensors" else "torch" for c in read.values()}
-    )
-    metadata = {k: v for contents in read.values() for k, v in contents.metadata.items()}
-    files = (index, *(file for contents in read.values() for file in contents.files))
-    return Contents(f"sharded {' and '.join(kinds)}", tree, files, metadata)
-
-
-def weight_map(path: Path) -> dict[str, str]:
-    """Return which shard an index names for each tensor."""
-
-    def fail(reason: str) -> CheckpointError:
-        return damaged(path, f"no readable shard index: {reason}")
-
-    places = decode_json(read_text(path, fail=fail), ShardIndex, fail=fail).weight_map
-    if not places:
-        raise CheckpointError(f"{path}: its weight_map names no tensors")
-    if len(set(places.values())) > MOST_SHARDS:
-        raise CheckpointError(f"{path}: its weight_map names more than {MOST_SHARDS:,} shards")
-    return places
-
-
-def _shard_file(index: SourceFile, shard: str) -> SourceFile:
-    if not _stays_inside(shard):
-        raise CheckpointError(
-            f"{index.path}: names a shard outside its folder: {shard!r}", "do not trust this index"
-        )
-    path = index.path.parent / shard
-    if not path.exists():
-        raise CheckpointError(
-            f"{index.path}: its shard {shard!r} is missing", "copy or download all shards"
-        )
-    return SourceFile.of(path, index.budget)
-
-
-def _stays_inside(shard: str) -> bool:
-    """Decide by the name alone: links are fine, model caches are made of them."""
-    for flavour in (PurePosixPath(shard), PureWindowsPath(shard)):
-        if flavour.anchor or ".." in flavour.parts or not flavour.parts:
-            return False
-    return shard.isprintable()
-
-
-def _tensor(index: Path, name: str, shard: str, contents: Contents) -> object:
-    if not isinstance(contents.tree, Mapping) or name not in contents.tree:
-        held = list(map(str, contents.tree)) if isinstance(contents.tree, Mapping) else []
-        raise CheckpointError(
-            f"{index}: '{name}' is not in its shard {shard!r}",
-            f"the shard holds {listed(held) or 'no tensors'}; copy or download all files again",
-        )
-    return contents.tree[name]
 
 
 MODEL_SUFFIXES = (
@@ -448,3 +351,99 @@ def _stem(path: Path) -> str:
     while Path(stem).suffix.lower() in MODEL_SUFFIXES:
         stem = Path(stem).stem
     return stem if stem != path.name else path.stem
+
+
+SAFETENSORS = ".safetensors"
+
+
+PROGRAM = ".pt2"
+
+
+OUTPUT_SUFFIXES = (".pt", ".pth", ".bin", ".ckpt", SAFETENSORS)
+
+
+def check_output(
+    path: str | Path,
+    *,
+    inputs: Sequence[str | Path],
+    force: bool,
+    sharded: bool = False,
+    is_program: bool = False,
+) -> None:
+    """Raise `UsageError` if the output cannot or must not be written.
+
+    `is_program`: it is the ending of an exported program, which may be written.
+    """
+    path = Path(path)
+    if path.suffix.lower() == PROGRAM and not is_program:
+        raise UsageError(
+            f"{path}: only an ensemble (`method=ensemble`) is written as a program",
+            f"let the output end in one of {', '.join(OUTPUT_SUFFIXES)}; `fedmerge export` makes "
+            "a program of such a file",
+        )
+    if path.suffix.lower() not in (*OUTPUT_SUFFIXES, PROGRAM):
+        raise UsageError(
+            f"{path}: cannot write a file of this kind",
+            f"let the output end in one of {', '.join(OUTPUT_SUFFIXES)}",
+        )
+    if sharded and path.suffix.lower() != SAFETENSORS:
+        raise UsageError(
+            f"{path}: `shard_size` writes safetensors only",
+            f"let the output end in {SAFETENSORS}",
+        )
+    targets = _shard_files(path) if sharded else output_files(path)
+    check_targets(targets, inputs=inputs, force=force)
+
+
+def check_targets(targets: Sequence[Path], *, inputs: Sequence[str | Path], force: bool) -> None:
+    """Raise `UsageError` if any of the files of one folder cannot or must not be written."""
+    try:
+        _check_targets(targets, inputs, force)
+    except OSError as error:  # a name that is too long, say
+        raise UsageError(f"{targets[0]}: cannot be written ({error.strerror or error})") from None
+
+
+def _check_targets(targets: Sequence[Path], inputs: Sequence[str | Path], force: bool) -> None:
+    path = targets[0]
+    if not path.parent.is_dir():
+        raise UsageError(f"{path}: its folder does not exist", f"mkdir -p {path.parent}")
+    if not os.access(path.parent, os.W_OK):
+        raise UsageError(f"{path}: its folder may not be written to")
+    _refuse_inputs(targets, _files_of(inputs))
+    for target in targets:
+        if target.is_dir():
+            raise UsageError(f"{target}: is a folder, not a file to write")
+        if not force and (target.exists() or target.is_symlink()):
+            raise UsageError(f"{target}: exists already", "overwrite it with `force`")
+
+
+def output_files(path: Path) -> list[Path]:
+    """Return the files that writing a model to `path` creates."""
+    return [path] if path.suffix.lower() == SAFETENSORS else [path, record_path(path)]
+
+
+def _shard_files(path: Path) -> list[Path]:
+    """Return the index, and what is there of an output that it would replace."""
+    found = existing_files(path) if path.parent.is_dir() else []
+    return list(dict.fromkeys([index_path(path), *found]))
+
+
+def _refuse_inputs(targets: Sequence[Path], inputs: Iterable[Path]) -> None:
+    present = [target for target in targets if target.exists()]
+    for source in inputs if present else ():
+        for target in present:
+            if target.samefile(source):
+                raise UsageError(
+                    f"{target}: the output is also an input ({source})",
+                    "inputs are never overwritten; choose another name",
+                )
+
+
+def _files_of(inputs: Sequence[str | Path]) -> Iterator[Path]:
+    """Yield the inputs' files, all files of the folder where an input may be spread over it."""
+    for source in map(Path, inputs):
+        spread = source.is_dir() or source.suffix == ".json"
+        folder = source if source.is_dir() else source.parent
+        for path in folder.rglob("*") if spread else [source]:
+            if path.is_file():
+                yield path

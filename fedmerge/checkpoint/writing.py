@@ -18,9 +18,11 @@ import numpy as np
 import torch
 
 from fedmerge.checkpoint.lightning import STATE_DICT
-from fedmerge.checkpoint.outputs import SAFETENSORS, Staging, check_output, naming_alone, staging
+from fedmerge.checkpoint.outputs import Staging, naming_alone, staging
 from fedmerge.checkpoint.paths import (
     RECORD_KEY,
+    SAFETENSORS,
+    check_output,
     compact,
     existing_files,
     index_path,

@@ -29,7 +29,7 @@ GONE: Mapping[str, str] = {  # options of earlier versions, and what became of t
 _QUOTED = re.compile(r"`([a-z][a-z0-9_]*)(?:=([^`]*))?`")  # an option in a message
 _EXPECTED: Mapping[Any, str] = {int: "a whole number", float: "a number", bool: "true or false"}
 _TRUTHS = {"true": True, "false": False}
-TRUSTED = ("allow_global",)  # a record says how its clients are read, but not whom to trust
+CHECKED = ("base", "allow_global")  # a record says how to read clients, not whom to trust
 NEEDED = (  # without these the same clients can't be read, planned or fed
     *("model", "model_arg", "input_shape", "input_dtype", "state", "plan", "keep"),
     *("key", "weights", "allow_global", "match_by_order", "dtype", "normalize", "channels_last"),

@@ -58,7 +58,7 @@ _TABLE = (
         ("clients",),
         {
             "Output": ("output", "force", "dtype", "report", "dry_run"),
-            "Matching": (*("method", "max_growth", "class_counts", "keep", "seed"),),
+            "Matching": ("method", "base", "max_growth", "class_counts", "keep", "seed"),
             "Architecture": (*_CODE, "plan", "assume_chain"),
             "Probes (with --model or a .pt2)": ("probe_data", "effort", "require", "frontier"),
             "Reading files": ("key", "allow_global"),
@@ -66,7 +66,7 @@ _TABLE = (
         },
         {
             "Output": ("shard_size", *_IMAGES),
-            "Matching": ("max_params", *_MATCHING),
+            "Matching": ("max_params", "scale", *_MATCHING),
             "Architecture": (*_FEEDING, "flatten", "match_by_order"),
             "Probes (with --model or a .pt2)": (
                 *(*_PROBES, "augment", "drop_outliers", "normalize", "channels_last"),
@@ -76,8 +76,8 @@ _TABLE = (
             "Running": ("threads",),
         },
         (
-            *("output", "force", "report", "dry_run", "max_growth", "class_counts", "model"),
-            *("input_shape", "probe_data", "effort", "require", "config"),
+            *("output", "force", "report", "dry_run", "max_growth", "base"),
+            *("model", "input_shape", "probe_data", "effort", "require", "config"),
             *("json", "help", "help_all"),
         ),
     ),
@@ -92,7 +92,7 @@ _TABLE = (
         ),
         ("clients",),
         {
-            "Data": ("shards", "data", "task", "normalize"),
+            "Data": ("shards", "data", "held_out", "task", "normalize", "no_class_counts"),
             "Output": ("output", "force", "dtype", "report", "dry_run"),
             "Rounds": ("method", "passes", "rounds"),
             "Local training": ("epochs", "batch_size", "optimizer", "learning_rate"),
@@ -194,7 +194,7 @@ _TABLE = (
         ("merged", "clients"),
         {
             "Architecture": _CODE,
-            "Reading files": ("allow_global",),
+            "Reading files": ("base", "allow_global"),
             "Running": ("set", *_SAID),
         },
         {"Architecture": _FEEDING},

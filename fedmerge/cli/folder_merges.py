@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedmerge.api import merge_adapters
 from fedmerge.cli.arguments import match_options
-from fedmerge.cli.command_line import TRUSTED
+from fedmerge.cli.command_line import CHECKED
 from fedmerge.cli.commands import COMMANDS
 from fedmerge.cli.output import Terminal
 from fedmerge.errors import UsageError
@@ -23,7 +23,16 @@ if TYPE_CHECKING:
 
 _OF_MODELS = (  # what says something about models alone
     *("model", "model_arg", "input_shape", "plan", "report", "image", "frontier", "frontier_plot"),
-    *("shard_size", "require", "probe", "probe_data", "probe_count", "probe_mean", "augment"),
+    *(
+        "shard_size",
+        "require",
+        "base",
+        "probe",
+        "probe_data",
+        "probe_count",
+        "probe_mean",
+        "augment",
+    ),
 )
 MOST_GROUPS = 2  # that are named per reason; `fedmerge plan` names all
 REPOSITORY = "YOUR-NAME"  # of the user, on the Hub
@@ -55,7 +64,7 @@ def merge_adapters_given(given: Mapping[str, Any], terminal: Terminal) -> None:
         terminal.line("dry run: nothing is written")
         return
     terminal.line(f"wrote {output}, which peft loads; check it with:")
-    terminal.line(COMMANDS["verify"].suggested([output, *given["clients"]], given, TRUSTED))
+    terminal.line(COMMANDS["verify"].suggested([output, *given["clients"]], given, CHECKED))
 
 
 def _show_adapters(merge: AdapterMerge, terminal: Terminal) -> None:

@@ -18,7 +18,7 @@ from fedmerge.cli.arguments import (
     note_merged,
     probe_options,
 )
-from fedmerge.cli.command_line import NEEDED, TRUSTED
+from fedmerge.cli.command_line import CHECKED, NEEDED
 from fedmerge.cli.commands import COMMANDS
 from fedmerge.cli.folder_merges import merge_adapters_given, upload_command, width_lines
 from fedmerge.cli.output import Terminal
@@ -44,7 +44,7 @@ def run(given: Mapping[str, Any], terminal: Terminal) -> None:
         return
     options, probes = match_options(given), _probe_options(given)
     inputs: dict[str, Any] = {"options": options, "model": model_code(given)}
-    inputs["plan"] = given_plan(given)
+    inputs |= {"plan": given_plan(given), "base": given["base"]}
     if given["dry_run"]:
         _predict(given, inputs, terminal)
         return
@@ -55,6 +55,8 @@ def run(given: Mapping[str, Any], terminal: Terminal) -> None:
         inputs |= {"probes": probes, "image": image_options(given), **work}
         inputs |= {name: given[name] for name in _AS_GIVEN}
         if given["frontier"] or given["frontier_plot"] is not None:
+            if inputs.pop("base") is not None:
+                raise UsageError("`frontier` and `base` exclude each other: changes do not grow")
             plot = given["frontier_plot"]
             found = frontier(given["clients"], output=output, frontier_plot=plot, **inputs)
         merge = found.merge if found else match(given["clients"], output=output, **inputs)
@@ -73,7 +75,7 @@ def run(given: Mapping[str, Any], terminal: Terminal) -> None:
     terminal.line(_verdict(merge, output, clients, known))
     checked = [output, *_as_given(clients, _files(merge))]
     terminal.line(f"wrote {written(output)}; check it with:")
-    terminal.line(COMMANDS["verify"].suggested(checked, given, TRUSTED))
+    terminal.line(COMMANDS["verify"].suggested(checked, given, CHECKED))
     say_page(given, terminal)
     if output.is_dir():
         terminal.line(f"upload it with: {upload_command(output)}")
@@ -139,9 +141,14 @@ def _show_merge(merge: Merge, output: Path, terminal: Terminal) -> None:
     names = wording.listed([client.name for client in merge.clients], wording.MOST_LISTED)
     if merge.quality is not None and merge.quality.is_client:  # what a reader has to know first
         terminal.line(merge.verdict)
-    is_planless = merge.options.method == "average" and not merge.groups
+    base = merge.session.base
+    is_planless = not merge.groups and (base is not None or merge.options.method == "average")
     net = merge.plan.architecture or "one plan"
-    how = ", averaged element by element" if is_planless else f" of {net}"
+    how = f" of {net}"
+    if base is not None:
+        how = f", fine-tunes of {base.name}"
+    elif is_planless:
+        how = ", averaged element by element"
     title = f"{wording.count(len(merge.clients))} clients ({names}){how}"
     rows = [
         [
@@ -163,6 +170,8 @@ def _show_merge(merge: Merge, output: Path, terminal: Terminal) -> None:
     said = [] if config is None or merge.is_program else width_lines(merge, config)
     for line in (*sizes(merge), *said, *ways_to_load(merge, output)):
         terminal.line(line)
+    for line in _of_base(merge):
+        terminal.line(line)
     if merge.shares_start:
         terminal.note(f"note: {_shared_start(merge)}")
     if merge.quality is not None:
@@ -170,6 +179,16 @@ def _show_merge(merge: Merge, output: Path, terminal: Terminal) -> None:
     if merge.options.client_weight:
         counts = [f"{name} {weight:g}" for name, weight in merge.options.client_weight.items()]
         terminal.line(f"clients count: {wording.listed(counts, wording.MOST_LISTED)}")
+
+
+def _of_base(merge: Merge) -> Iterator[str]:
+    """Say what clients changed of their base, and how much of it is in the merge."""
+    base, scale = merge.session.base, merge.options.scale
+    if base is None:
+        return
+    yield from base.lines(merge.clients)
+    if scale is not None:
+        yield f"the merge is {base.name} + {scale:g} × their mean change"
 
 
 def _folder_code(merge: Merge) -> str | None:

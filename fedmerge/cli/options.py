@@ -90,6 +90,12 @@ _EVERYWHERE = (
         "one file",
     ),
     Option("report", "Also write a page about the result", "FILE.html", kind=Path),
+    Option(
+        "base",
+        "The model that clients were fine-tuned from: merge what they changed",
+        "FILE|FOLDER",
+        kind=Path,
+    ),
     Option("dry_run", "Show groups, widths and sizes; match and write nothing", kind=bool),
     Option(
         "plan",
@@ -219,7 +225,10 @@ _BY_COMMAND: Mapping[str, Sequence[Option]] = {  # what differs in one command f
             flags=("--global",),
         ),
     ),
-    "verify": (_OPTIONAL_CLIENTS,),
+    "verify": (
+        _OPTIONAL_CLIENTS,
+        Option("base", "The base model, if the merge was given one", "FILE|FOLDER", kind=Path),
+    ),
     "report": (
         _OPTIONAL_CLIENTS,
         _also(

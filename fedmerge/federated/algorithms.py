@@ -10,11 +10,12 @@ from fedmerge.errors import ArchitectureError
 from fedmerge.federated.fedavg import FedAvg, averaging_rounds
 from fedmerge.federated.federation import LocalModel, Method
 from fedmerge.federated.fedma import FedMA, matching_rounds
-from fedmerge.federated.inputs import ShardEntry, output_class_counts
 from fedmerge.federated.options import RetrainOptions
+from fedmerge.federated.survey import output_class_counts, sample_weights
 from fedmerge.merging.averages import Averaging, averaging_for
 from fedmerge.merging.options import Init
 from fedmerge.merging.options import Method as MergeMethod
+from fedmerge.merging.record_schema import ShardEntry
 from fedmerge.merging.session import Session
 from fedmerge.values.arrays import Array
 from fedmerge.values.clients import Client
@@ -84,7 +85,7 @@ def average_models(beginning: Beginning) -> Server:
     )
     weights = session.averaging.client_weights
     if not options.matching.client_weight:
-        weights = tuple(float(entry.samples) for entry in beginning.shards)
+        weights = sample_weights(beginning.shards)
     widths = _common_widths(session)
     averaging = Averaging(weights)
     server = FedAvg(session.plan, widths, averaging, rounds, beginning.initial, beginning.kept)
@@ -101,7 +102,7 @@ METHODS: Mapping[str, Algorithm] = {
 def _averaging_by_classes(beginning: Beginning) -> tuple[Averaging, list[str]]:
     """Return how much clients count: at the outputs by their classes, where these are known."""
     session, options = beginning.session, beginning.options
-    if options.matching.class_counts is not None:
+    if options.matching.class_counts is not None or options.no_class_counts:
         return session.averaging, []
     makers = [tensor for tensor in session.plan.tensors.values() if tensor.makes_outputs]
     outputs = {axis_size(tensor.axes[tensor.out], {}) for tensor in makers}

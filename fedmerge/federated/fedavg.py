@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from fedmerge.engines.engine import array_bytes
 from fedmerge.federated.federation import (
     Decided,
     Exchange,
@@ -19,7 +20,7 @@ from fedmerge.matching.features import Placement
 from fedmerge.merging.averages import Averaging, average_tensor
 from fedmerge.merging.record_schema import GroupEntry
 from fedmerge.values.plans import Plan, Widths
-from fedmerge.values.work import Arrays, array_bytes
+from fedmerge.values.work import Arrays
 
 ALL_LAYERS = "all layers"
 

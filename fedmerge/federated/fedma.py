@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from fedmerge.engines.engine import array_bytes
 from fedmerge.federated.federation import (
     Decided,
     Exchange,
@@ -40,7 +41,7 @@ from fedmerge.merging.session import Session
 from fedmerge.training import Stage
 from fedmerge.values.arrays import Array
 from fedmerge.values.plans import Assignment, Plan, Widths
-from fedmerge.values.work import Arrays, array_bytes
+from fedmerge.values.work import Arrays
 
 LAST_LAYER = "last layer"
 INDEX_BYTES = 8  # of one unit's place in the global layout, as sent to its client

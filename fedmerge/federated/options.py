@@ -67,6 +67,12 @@ class RetrainOptions:
         "classification",
         values="classification|language-model|FILE.py:NAME",
     )
+    held_out: float = option(
+        "Share of its samples that a client only measures global models with", 0.0, values="X"
+    )
+    no_class_counts: bool = option(
+        "Clients tell nobody how many samples of each class they have", False
+    )
     training: TrainSettings | None = None  # None: the paper's for the task
     preparation: Preparation = field(default_factory=lambda: _no_preparation())
     matching: MatchOptions = field(default_factory=MatchOptions)
@@ -144,6 +150,7 @@ _RULES: Mapping[str, Rule] = {
     "mu": (number(0), "a number from 0"),
     "init": one_of(*get_args(Init)),
     "init_epochs": from_one(),
+    "held_out": (lambda share: number(0, 1)(share) and share < 1, "a number from 0 to below 1"),
 }
 
 

@@ -9,7 +9,7 @@ from functools import partial
 from torch import Tensor
 
 from fedmerge.errors import FedmergeError, UsageError
-from fedmerge.matching import Selection, represent
+from fedmerge.matching import represent
 from fedmerge.merging.answers import Answers, collect_answers, with_voices
 from fedmerge.merging.by_weights import (
     Compared,
@@ -24,6 +24,7 @@ from fedmerge.merging.candidates import (
     average_candidates,
     best_candidate,
     client_candidates,
+    in_place_candidates,
     is_settled,
     matched_candidates,
     possible_leads,
@@ -33,13 +34,12 @@ from fedmerge.merging.candidates import (
 )
 from fedmerge.merging.client_modules import ClientModules, steady_weights
 from fedmerge.merging.fit import FEW
-from fedmerge.merging.importance import unit_importance
+from fedmerge.merging.importance import Selection, choose_widths, select_all, unit_importance
 from fedmerge.merging.options import effort_of, needs_probes, without_clients
 from fedmerge.merging.outlying_clients import FEWEST, outliers
 from fedmerge.merging.quality import outputs_on
 from fedmerge.merging.result import Merge, Solution, merge_of
 from fedmerge.merging.session import Session, prepare
-from fedmerge.merging.width_choice import choose_widths, select_all
 from fedmerge.probes.options import ProbeOptions
 from fedmerge.probes.responses import normalised, unit_responses
 from fedmerge.probes.sources import ProbedClients, make_probes, neutral_probes
@@ -91,6 +91,7 @@ def choose_merge(
     leads = possible_leads(answers, by_weights)
     candidates = [
         *average_candidates(answers, by_weights),
+        *in_place_candidates(answers, by_weights, progress),
         *matched_candidates(answers, matched, leads, responses.steady, progress),
     ]
     chosen = preferred_candidate(candidates, answers, by_weights)

@@ -105,6 +105,23 @@ def open_clients(
     return clients
 
 
+def open_base(source: Source, options: ReadOptions) -> Checkpoint:
+    """Open the model that clients were fine-tuned from: one file or folder, or one in memory."""
+    if not isinstance(source, str | Path | Mapping | torch.nn.Module):
+        raise UsageError(
+            f"`base` is {type(source).__name__}, expected a path, a state dict or a module"
+        )
+    found = expand_sources([source], least=0)
+    if len(found) != 1:
+        raise UsageError(
+            f"`base` is {len(found)} files, expected one",
+            "give one checkpoint, or one folder of it",
+        )
+    [own] = found
+    name = "base" if isinstance(own, Mapping) else client_names([own])[0]
+    return open_clients(found, options, [name])[0]
+
+
 def _check_weights(clients: Sequence[Checkpoint]) -> None:
     first = clients[0]
     for client in clients[1:]:

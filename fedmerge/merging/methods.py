@@ -30,6 +30,12 @@ def merge_session(
 
 def matched_average(session: Session, probing: ProbeOptions, progress: Progress) -> Merge:
     """Match units, by what clients do where they can be run, and average what matches."""
+    if session.base is not None:
+        from fedmerge.merging.fine_tunes import base_and_change, merge_fine_tunes
+
+        if is_probed(session, probing):
+            return merge_fine_tunes(session, probing, progress)
+        return base_and_change(session)
     if not is_probed(session, probing):
         if session.model is not None:
             session.model.forget()  # which takes as much memory as a client
@@ -42,7 +48,11 @@ def matched_average(session: Session, probing: ProbeOptions, progress: Progress)
 def element_wise_average(session: Session, probing: ProbeOptions, progress: Progress) -> Merge:
     """Average element by element; nothing is matched, and nothing run."""
     is_probed(session, probing)  # which refuses wishes that it does not fulfil
-    return average(session)
+    if session.base is None:
+        return average(session)
+    from fedmerge.merging.fine_tunes import base_and_change  # most averages do without
+
+    return base_and_change(session)
 
 
 def side_by_side(session: Session, probing: ProbeOptions, progress: Progress) -> Merge:

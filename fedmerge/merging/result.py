@@ -148,6 +148,7 @@ class Merge:
 
     def summary(self) -> dict[str, Any]:
         """Return what a script wants to know of the merge."""
+        base = self.session.base
         return {
             "clients": [client.name for client in self.clients],
             "architecture": self.plan.architecture,
@@ -159,6 +160,11 @@ class Merge:
             "in_place": self.in_place,
             "alike_share": self.alike_share,
             "quality": None if self.quality is None else self.quality.to_json(),
+            **(
+                {}
+                if base is None
+                else {"base": base.to_json(self.clients, scale=self.options.scale)}
+            ),
             "warnings": list(self.warnings),
         }
 
@@ -199,10 +205,13 @@ class Merge:
         planned = self.plan.tensors.get(source)
         if planned is None or source in self.fitted or self._is_moved(planned):
             return self.read(name)
+        dtype = self.tensors[name].dtype
+        if self.session.adds_change(source):
+            return self.session.changed(source, dtype)
         shares = self.session.averaging.client_shares(planned)
         if shares is None:
             return self.read(name)
-        return mean_pieces(source, self.session.aligned, shares, self.tensors[name].dtype)
+        return mean_pieces(source, self.session.aligned, shares, dtype)
 
     def _is_moved(self, tensor: TensorPlan) -> bool:
         """Return whether any client's numbers go to other places than they have."""
@@ -219,6 +228,9 @@ class Merge:
 
     def averaged(self, name: str, clients: Sequence[Client] | None = None) -> Array:
         """Return the owners' mean of one tensor, of the clients or of others in their place."""
+        if clients is None and self.session.adds_change(name):
+            shape = self.session.aligned[0].tensors[name].shape
+            return torch.cat([*self.session.changed(name)]).reshape(shape).numpy()
         return average_tensor(
             name,
             self.session.aligned if clients is None else clients,
@@ -341,12 +353,14 @@ class Merge:
 
     def record(self, digests: Mapping[str, str]) -> dict[str, Any]:
         """Return the merge record, given the SHA-256 of every written tensor."""
+        base = self.session.base
         return {
             "fedmerge": __version__,
             "schema": SCHEMA,
             "format": FORMAT,
-            "options": options_to_json(self.options, self._used_dials),
+            "options": options_to_json(self.options, self._used_dials, has_base=base is not None),
             "sources": [vars(source) for source in self.sources],
+            **({} if base is None else {"base_model": vars(_source(base.checkpoint))}),
             "plan": plan_to_json(self.plan),
             "width_limit": self.width_limit,
             "parameters": self.parameters,

@@ -227,7 +227,7 @@ def _facts(value: Mapping[str, Any], record: MergeRecord) -> list[Fact]:
 
 def _sources(value: Mapping[str, Any]) -> list[SourceView]:
     shards = value.get("retrain", {}).get("shards", ())
-    samples = {shard["client"]: int(shard["samples"]) for shard in shards}
+    samples = {shard["client"]: shard["samples"] for shard in shards}
     return [
         SourceView(s["name"], s["file"], int(s["size"]), s["sha256"], samples.get(s["name"]))
         for s in value["sources"]

@@ -1,8 +1,10 @@
 from .client_work import (
     EVALUATE as EVALUATE,
+    LOOK as LOOK,
     TRAIN as TRAIN,
     ClientWork as ClientWork,
     evaluate_model as evaluate_model,
+    look as look,
     train as train,
 )
 from .inference import ensemble_cost as ensemble_cost, inference_cost as inference_cost
@@ -49,6 +51,7 @@ from .shards import (
     pair_shards as pair_shards,
     read_column as read_column,
     read_shard as read_shard,
+    source_digest as source_digest,
 )
 from .tasks import (
     PADDING as PADDING,

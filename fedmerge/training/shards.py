@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeAlias
 
@@ -26,6 +26,7 @@ TRAINING_KEYS: Keys = (("x", "y"), ("x_train", "y_train"))  # of a data set to b
 EVALUATION = "evaluation"  # what the evaluation data's owner is called
 EVALUATION_KEYS: Keys = (("x", "y"), ("x_test", "y_test"))
 
+_CHUNK = 1 << 20  # bytes of a file that are read at once
 MOST_PAIRS = 8  # of clients and shards that a note names
 _TARGETS = {"f": np.float32, "i": np.int64, "u": np.int64, "b": np.int64}  # by numpy's kinds
 
@@ -69,6 +70,17 @@ class Shard:
             content.update(f"{array.dtype.str}{array.shape}".encode())
             content.update(np.ascontiguousarray(array).tobytes())
         return content.hexdigest()
+
+    def split(self, share: float, seed: int) -> tuple[Shard, Shard]:
+        """Return the samples to train on, and the share that is held out; at least one of each."""
+        if len(self) < 2:
+            raise TrainingError(f"{self.origin or self.name}: one sample, nothing can be held out")
+        held = min(max(1, round(share * len(self))), len(self) - 1)
+        order = np.random.default_rng(seed).permutation(len(self))
+        return self._of_rows(np.sort(order[held:])), self._of_rows(np.sort(order[:held]))
+
+    def _of_rows(self, rows: IntArray) -> Shard:
+        return replace(self, x=self.x[rows], y=self.y[rows])
 
     def extreme_rows(self) -> IntArray:
         """Return the first two rows and those of the smallest and the largest target."""
@@ -191,6 +203,18 @@ def _call(reference: str, client: str) -> tuple[Array, Array]:
                 f"'{reference}' returns {found}, expected samples and targets (x, y)"
             )
         return as_array(result[0]), as_array(result[1])
+
+
+def source_digest(source: str) -> str:
+    """Return the SHA-256 of a file's bytes, or of a reference's text."""
+    content = hashlib.sha256()
+    if is_reference(source):
+        content.update(source.encode())
+        return content.hexdigest()
+    with Path(source).open("rb") as file:
+        while chunk := file.read(_CHUNK):
+            content.update(chunk)
+    return content.hexdigest()
 
 
 def natural_order(name: str | Path) -> list[tuple[int, str, int]]:

@@ -166,8 +166,10 @@ def probe_clients(session: Session, probing: ProbeOptions, progress: Progress) -
     answers = replace(answers, dropped=tuple(diverged))
     if len(session.clients) < FEWEST:
         return answers
+    outputs: Sequence[Tensor] = answers.outputs
     neutral = neutral_probes(clients, probes)
-    outputs = [outputs_on(module, neutral, device=modules.device) for module in modules.clients]
+    if neutral is not probes:  # on which clients have answered
+        outputs = [outputs_on(module, neutral, device=modules.device) for module in modules.clients]
     odd = outliers(outputs)
     if is_strict and odd:
         return _without_clients(answers, odd, outputs)

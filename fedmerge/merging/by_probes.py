@@ -42,7 +42,7 @@ from fedmerge.merging.result import Merge, Solution, merge_of
 from fedmerge.merging.session import Session, prepare
 from fedmerge.probes.options import ProbeOptions
 from fedmerge.probes.responses import normalised, unit_responses
-from fedmerge.probes.sources import ProbedClients, make_probes, neutral_probes
+from fedmerge.probes.sources import ProbedClients, judging_probes, make_probes, neutral_probes
 from fedmerge.values.plans import is_alone
 from fedmerge.values.wording import Progress, silent
 
@@ -162,7 +162,8 @@ def probe_clients(session: Session, probing: ProbeOptions, progress: Progress) -
     )
     probes = make_probes(clients)
     kept, held_out = probes.split(int(HELD_OUT * len(probes)), seed=session.options.seed)
-    answers = collect_answers(modules, kept, held_out, augment=probing.augment)
+    judging = judging_probes(clients, held_out)
+    answers = collect_answers(modules, kept, held_out, judging=judging, augment=probing.augment)
     answers = replace(answers, dropped=tuple(diverged))
     if len(session.clients) < FEWEST:
         return answers

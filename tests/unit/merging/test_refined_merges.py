@@ -131,6 +131,30 @@ def refiner(answers: Answers, merge: Merge) -> Refiner:
     )
 
 
+def test_what_is_fitted_to_made_up_inputs_is_judged_by_inputs_made_otherwise(
+    tmp_path: Path,
+) -> None:
+    states = [client(k) for k in (1, 2)]
+    made, given = (
+        answers_to(states, digits_code(), MatchOptions(effort="fast"), probing)
+        for probing in (ProbeOptions(count=200), digits_probes(tmp_path))
+    )
+    known = torch.cat([made.sets.fitting.inputs[0], made.sets.held_out.inputs[0]]).flatten(1)
+    judges = made.sets.judging.inputs[0].flatten(1)
+    assert len(judges) == 200
+    assert torch.cdist(judges, known).min() > 1e-2
+    sure, half = (
+        torch.stack([outputs_on(module, own, device="cpu") for module in made.modules.clients])
+        .softmax(2)
+        .amax(2)
+        .mean()
+        for own in (made.sets.held_out, made.sets.judging)
+    )
+    assert half < sure - 0.05  # clients doubt them, as they do real ones that they never saw
+    held_out = given.sets.held_out.inputs[0]
+    assert torch.equal(given.sets.judging.inputs[0][: len(held_out)], held_out)
+
+
 NETS = {
     "normed": (normed, ModelCode(f"{__name__}:normed", input_shapes=((1, 1, 8, 8),))),
     "recurrent": (

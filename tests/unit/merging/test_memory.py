@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import weakref
 from collections.abc import Mapping
-from typing import Any
 
 import pytest
 import torch
@@ -13,7 +12,7 @@ from torch import nn
 
 from fedmerge.api import match
 from fedmerge.architecture import ModelCode
-from fedmerge.merging import Merge, methods
+from fedmerge.merging import Merge
 
 
 class Net(nn.Sequential):
@@ -25,7 +24,7 @@ class Net(nn.Sequential):
 
 @pytest.mark.parametrize("is_run", [False, True])
 def test_the_module_of_the_plan_is_gone_while_clients_that_are_not_run_are_matched(
-    is_run: bool, monkeypatch: pytest.MonkeyPatch
+    is_run: bool,
 ) -> None:
     built: list[weakref.ref[nn.Module]] = []
 
@@ -34,25 +33,23 @@ def test_the_module_of_the_plan_is_gone_while_clients_that_are_not_run_are_match
         built.append(weakref.ref(net))
         return net
 
-    held: list[bool] = []
+    held: set[bool] = set()
 
-    def noting(*given: Any, **options: Any) -> Any:
-        gc.collect()
-        held.append(built[0]() is not None)
-        return by_weights(*given, **options)
+    def hear(step: str, done: float, total: int) -> None:
+        if step == "matching":
+            gc.collect()
+            held.add(built[0]() is not None)
 
-    by_weights = vars(methods)["merge_by_weights"]
     states: list[Mapping[str, torch.Tensor]] = []
     for seed in (1, 2):
         torch.manual_seed(seed)
         states.append(Net().state_dict())
-    source = "fedmerge.merging.by_probes" if is_run else "fedmerge.merging.methods"
-    monkeypatch.setattr(f"{source}.merge_by_weights", noting)
     merge = match(
         states,
         model=ModelCode(build, {}, ((2, 6),)),
         probe="noise" if is_run else "none",
         max_growth=1,
+        progress=hear,
     )
     assert isinstance(merge, Merge)
-    assert held == [is_run]
+    assert held == {is_run}

@@ -41,7 +41,7 @@ from fedmerge.merging.quality import outputs_on
 from fedmerge.merging.result import Merge, Solution, merge_of
 from fedmerge.merging.session import Session, prepare
 from fedmerge.probes.options import ProbeOptions
-from fedmerge.probes.responses import normalised, unit_responses
+from fedmerge.probes.probe_inputs import normalised, unit_responses
 from fedmerge.probes.sources import ProbedClients, judging_probes, make_probes, neutral_probes
 from fedmerge.values.plans import is_alone
 from fedmerge.values.wording import Progress, silent

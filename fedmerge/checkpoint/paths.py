@@ -346,7 +346,10 @@ def _natural(path: Path) -> list[tuple[int, str, int]]:
 
 def _stem(path: Path) -> str:
     if path.is_dir():
-        return path.resolve().name
+        whole = path.resolve()
+        cached = whole.parent.parent.name.split("--")  # models--OWNER--NAME/snapshots/COMMIT
+        is_cached = whole.parent.name == "snapshots" and cached[0] == "models"
+        return cached[-1] if is_cached else whole.name
     stem = path.name.removesuffix(INDEX)
     while Path(stem).suffix.lower() in MODEL_SUFFIXES:
         stem = Path(stem).stem

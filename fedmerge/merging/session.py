@@ -29,6 +29,7 @@ from fedmerge.merging.client_sources import (
     check_shapes,
     in_library_names,
     keep_matches,
+    naming_configs,
 )
 from fedmerge.merging.options import Dials, MatchOptions, check_base_options, dials_for
 from fedmerge.values.clients import Client
@@ -162,7 +163,8 @@ def prepare(
     """
     check_base_options(options, has_base=base is not None)
     clients = in_library_names(clients)
-    is_run = is_run or (base is not None and _can_run(model, clients[0]))
+    if base is not None and options.method == "fedma":
+        is_run = is_run or _can_run(model, clients[0])
     by_places = (is_by_places(options) or base is not None) and not is_run
     for client in (*clients, *([] if base is None else [base])):
         check_no_adapter(client, is_averaged=by_places)
@@ -178,10 +180,11 @@ def prepare(
         plan = _plan_of_program(clients[0], seed=options.seed, tries_growth=tries_growth)
     if config is not None and plan is not None and tries_growth:
         plan, config = config.holding(plan, clients[0])
-    aligned = align_names(clients, by_order=options.match_by_order, keep=options.keep)
-    if by_places or base is not None:
-        check_shapes(aligned, kept)
-    planned, client_widths = plan_clients(aligned, options.chain, given=plan, kept=kept)
+    with naming_configs(clients):
+        aligned = align_names(clients, by_order=options.match_by_order, keep=options.keep)
+        if by_places or base is not None:
+            check_shapes(aligned, kept)
+        planned, client_widths = plan_clients(aligned, options.chain, given=plan, kept=kept)
     if options.dtype is None:
         check_dtypes(aligned, planned.tensors)
     dials = dials_for(options, planned)

@@ -24,7 +24,7 @@ from fedmerge.user_code import derived_seed, logits_of, parts_of
 from fedmerge.values.wording import Progress, silent
 
 FEWEST_PROBES = 64  # of a costly model
-MOST_WORK = 1.2e11  # multiplications that one run over all probes may take; a merge takes about 10
+MOST_WORK = 6e10  # multiplications that one run over all probes may take; a merge takes about 10
 STEPS = 30  # of synthetic inputs; twice as many make no better merges
 STEPS_TO_STATISTICS = 60  # where there are batch norms, whose statistics are met later
 SYNTHETIC_WORK = 1e13  # multiplications that making so many as usual may take, unless asked for

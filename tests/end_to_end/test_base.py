@@ -15,6 +15,7 @@ from torch import nn
 import fedmerge
 from fedmerge.checkpoint import read_record
 from fedmerge.errors import ArchitectureError, UsageError
+from fedmerge.values import Float64Array
 from tests.end_to_end.helpers import Cli, State, load
 
 FLOAT32 = 1e-6  # of numbers near 1, added in double precision and stored in single
@@ -143,20 +144,27 @@ def test_scale_or_fit_are_chosen_by_distance_on_probes(
     assert again.read_bytes() != out.read_bytes()
 
 
+def numbers(state: State, axes: int = 1) -> Float64Array:
+    """Return all numbers of the tensors that have so many axes."""
+    return np.concatenate(
+        [value.double().numpy().ravel() for value in state.values() if value.dim() >= axes]
+    )
+
+
 def test_what_clients_changed_is_told(cli: Cli, files: list[Path], tmp_path: Path) -> None:
     base, a, b, _ = files
     found = cli.done("match", a, b, "--base", base, "-o", tmp_path / "m.pt", "--json").json["base"]
-    states = [
-        np.concatenate([value.double().numpy().ravel() for value in load(file).values()])
-        for file in (base, a, b)
-    ]
+    whole = [numbers(load(file)) for file in (base, a, b)]
+    assert found["partial"] == pytest.approx(
+        np.mean((whole[1] == whole[0]) != (whole[2] == whole[0]))
+    )
+    states = [numbers(load(file), axes=2) for file in (base, a, b)]
     one, two = (own - states[0] for own in states[1:])
     lengths = [np.linalg.norm(own) for own in (states[0], one, two)]
     assert found["changes"] == pytest.approx(
         {"a": lengths[1] / lengths[0], "b": lengths[2] / lengths[0]}
     )
     assert found["cosine"] == pytest.approx(one @ two / lengths[1] / lengths[2])
-    assert found["partial"] == pytest.approx(np.mean((one == 0) != (two == 0)))
     assert found["name"] == "base"
 
 
@@ -164,6 +172,10 @@ def test_bases_that_do_not_fit_are_refused(files: list[Path]) -> None:
     base, a, b, other = files
     with pytest.raises(ArchitectureError, match=r"a is no fine-tune of other: .* 1\.[34]\d times"):
         fedmerge.match([a, b], base=other)
+    scales = {"norm.weight": torch.full((64,), 100.0)}  # which every net has alike
+    nets = [load(file) | scales for file in (a, b, other)]
+    with pytest.raises(ArchitectureError, match=r"client-1 is no fine-tune of base"):
+        fedmerge.match(nets[:2], base=nets[2])
     deeper = {f"body.{name}": value for name, value in load(base).items()}
     small = {"0.weight": load(base)["0.weight"]}
     with pytest.raises(ArchitectureError, match=r"base: is no base of a: 5 of 6 tensors"):
@@ -202,6 +214,16 @@ def test_heads_that_a_base_lacks_are_averaged(files: list[Path]) -> None:
     name = "body.0.weight"
     expected = clients[0][name] + clients[1][name] - whole[name]
     torch.testing.assert_close(merged[name], expected, rtol=0, atol=FLOAT32)
+
+
+def test_who_changes_biases_alone_is_not_the_base(files: list[Path]) -> None:
+    base, _, b, _ = files
+    start = load(base)
+    shifted = start | {"0.bias": start["0.bias"] + 0.1}
+    merge = fedmerge.match([shifted, load(b)], base=base)
+    assert not any("itself" in warning for warning in merge.warnings)
+    expected = (shifted["0.bias"] + load(b)["0.bias"]) / 2
+    torch.testing.assert_close(merge.state_dict()["0.bias"], expected, rtol=0, atol=FLOAT32)
 
 
 def test_a_client_that_is_the_base_has_no_say(files: list[Path]) -> None:

@@ -108,7 +108,7 @@ _TABLE = (
         {
             "Data": ("channels_last",),
             "Output": ("shard_size", *_IMAGES),
-            "Rounds": ("mu", "init", "init_epochs"),
+            "Rounds": ("mu", "init", "init_epochs", "probe_data"),
             "Local training": (
                 *("momentum", "weight_decay", "clip_norm", "mixed_precision"),
                 *("partial_weight_decay", "last_rate_factor", "last_epochs_factor"),

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from fedmerge.architecture.model_code import ModelCode
+from fedmerge.architecture.tensor_names import load_checkpoint
 from fedmerge.checkpoint import (
     Checkpoint,
     client_names,
@@ -25,7 +26,6 @@ from fedmerge.errors import CheckpointError, UsageError
 from fedmerge.federated.fedma import local_arrays
 from fedmerge.federated.options import RetrainOptions, Running
 from fedmerge.merging.client_sources import Source, expand_sources, open_clients
-from fedmerge.merging.loading import load_checkpoint
 from fedmerge.merging.merge_record import consistent_record
 from fedmerge.training import (
     EVALUATION_KEYS,
@@ -144,13 +144,18 @@ def open_start(
     model: ModelCode,
     options: RetrainOptions,
     names: Sequence[str] | None = None,
+    *,
+    whole: bool = False,
 ) -> Start:
-    """Return the given checkpoints; the clients of one merged file; or freshly built models."""
+    """Return the given checkpoints; the clients of one merged file; or freshly built models.
+
+    The clients of a merged file have their own units of it, or begin with the `whole` of it.
+    """
     if not sources:
         return _initial_clients(names or _names_of(shards), model, options)
     expanded = expand_sources(sources, least=1)
     if len(expanded) == 1 and isinstance(expanded[0], Path):
-        return _continued(expanded[0], options)
+        return _continued(expanded[0], options, whole=whole)
     clients = open_clients(expand_sources(sources), options.matching.reading, names)
     return Start(clients, is_trained=True, is_initial=False)
 
@@ -183,8 +188,8 @@ def _initial_clients(names: Sequence[str], model: ModelCode, options: RetrainOpt
     return Start(clients, is_trained=False, is_initial=True)
 
 
-def _continued(path: Path, options: RetrainOptions) -> Start:
-    """Return the clients of a merged file at their own widths, cut out of the global model."""
+def _continued(path: Path, options: RetrainOptions, *, whole: bool) -> Start:
+    """Return the clients of a merged file: at their own widths, cut out of it, or all of it."""
     try:
         value = read_record(path)
     except CheckpointError as error:
@@ -198,12 +203,15 @@ def _continued(path: Path, options: RetrainOptions) -> Start:
     widths = {entry.name: entry.width for entry in record.groups}
     clients = []
     for source in record.sources:
+        if whole:
+            clients.append(client_in_memory(merged, arrays, source.name))
+            continue
         placement = {
             group: Assignment(_in_one_order(indices), widths[group])
             for group, indices in record.assignments[source.name].items()
         }
         own = {**arrays, **local_arrays(arrays, record.plan, placement)}
-        clients.append(_in_memory(merged, own, source.name))
+        clients.append(client_in_memory(merged, own, source.name))
     return Start(
         clients,
         is_trained=False,
@@ -218,8 +226,8 @@ def _in_one_order(indices: IntArray) -> IntArray:
     return np.sort(indices, axis=1) if indices.ndim > 1 else indices
 
 
-def _in_memory(merged: Checkpoint, arrays: Mapping[str, Any], name: str) -> Checkpoint:
-    """Return a checkpoint with a merged file's names, ties and dtypes."""
+def client_in_memory(merged: Checkpoint, arrays: Mapping[str, Any], name: str) -> Checkpoint:
+    """Return a client of these arrays, with another checkpoint's names, ties and dtypes."""
     tensors: dict[str, torch.Tensor] = {}
     for own, info in merged.tensors.items():
         first = merged.aliases.get(own, own)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
 from fedmerge.errors import UsageError
 from fedmerge.merging.options import Init, MatchOptions, RetrainMethod
+from fedmerge.probes.options import ProbeOptions
 from fedmerge.values.option_fields import (
     Rule,
     changed,
@@ -31,7 +32,7 @@ if TYPE_CHECKING:  # the help of commands comes from here, which has to be quick
 
 DEFAULT_ROUNDS = 10  # of fedavg and fedprox
 MOST_ROUNDS = 100_000  # all of them are laid out before the first
-_PARTS = ("training", "preparation", "matching")  # fields that hold several options
+_PARTS = ("training", "preparation", "matching", "probes")  # fields that hold several options
 PAPER_MU = 1e-3  # the best that the paper found for FedProx
 
 
@@ -53,7 +54,8 @@ class RetrainOptions:
     rounds: int = option("Rounds of fedavg and fedprox", DEFAULT_ROUNDS, values="N")
     mu: float = option("Proximal weight of fedprox", PAPER_MU, values="X")
     init: Init | None = option(
-        "How models begin without checkpoints: each by itself, or all alike",
+        "How models begin: each by itself, all alike, or each by itself (or from its checkpoint) "
+        "and merged once as by `match`, where fedavg and fedprox go on from",
         values=words_in(Init),
         unset="independent; shared for fedavg and fedprox",
     )
@@ -76,6 +78,7 @@ class RetrainOptions:
     training: TrainSettings | None = None  # None: the paper's for the task
     preparation: Preparation = field(default_factory=lambda: _no_preparation())
     matching: MatchOptions = field(default_factory=MatchOptions)
+    probes: ProbeOptions = field(default_factory=ProbeOptions)  # of `init=matched`
 
     def __post_init__(self) -> None:
         check_options(self, _RULES)
@@ -85,6 +88,12 @@ class RetrainOptions:
             from fedmerge.federated.algorithms import METHODS  # which help does without
 
             object.__setattr__(self, "init", METHODS[self.method].init)
+        if self.init == "matched" and self.method == "fedma":
+            raise UsageError(
+                "`init=matched` is for methods that average", "fedma matches in every round"
+            )
+        if self.init != "matched" and self.probes != ProbeOptions():
+            raise UsageError("`probe_data` is for `init=matched`")
 
     @property
     def proximal(self) -> float:
@@ -128,11 +137,14 @@ def retrain_options(given: Mapping[str, Any], matching: MatchOptions) -> Retrain
     trained.pop("seed", None)
     defaults = default_settings(own.get("task", "classification"))
     mean, std = parse_normalize(asked["normalize"]) if "normalize" in asked else ((), ())
+    preparation = Preparation(mean, std, asked.get("channels_last", False))
+    data = asked.get("probe_data")
     return RetrainOptions(
         **own,
         training=replace(defaults, **trained),
-        preparation=Preparation(mean, std, asked.get("channels_last", False)),
+        preparation=preparation,
         matching=matching,
+        probes=ProbeOptions() if data is None else ProbeOptions(data=data, preparation=preparation),
     )
 
 

@@ -34,7 +34,8 @@ if TYPE_CHECKING:  # the help of commands comes from here, which has to be quick
 Method: TypeAlias = Literal["fedma", "average", "ensemble"]
 Preset: TypeAlias = Literal["paper"]
 RetrainMethod: TypeAlias = Literal["fedma", "fedavg", "fedprox"]
-Init: TypeAlias = Literal["independent", "shared"]  # how models begin without checkpoints
+# How models begin; matched: clients that trained apart are merged once, and go on from that.
+Init: TypeAlias = Literal["independent", "shared", "matched"]
 Units: TypeAlias = Literal["mean", "fit", "fit-in-place"]
 Solver: TypeAlias = Literal["auto", "scipy", "lapjv", "lapsolver"]
 Effort: TypeAlias = Literal["fast", "normal", "thorough"]

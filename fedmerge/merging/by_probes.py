@@ -94,9 +94,10 @@ def choose_merge(
     growth = answers.session.dials.max_growth
     matched = match_within(growth, answers.session, responses, by_weights, progress)
     leads = possible_leads(answers, by_weights)
+    averages = list(average_candidates(answers, by_weights))
     candidates = [
-        *average_candidates(answers, by_weights),
-        *in_place_candidates(answers, by_weights, progress),
+        *averages,
+        *in_place_candidates(answers, by_weights, averages, progress),
         *matched_candidates(answers, matched, leads, responses.steady, progress),
     ]
     chosen = preferred_candidate(candidates, answers, by_weights)
@@ -172,8 +173,10 @@ def probe_clients(session: Session, probing: ProbeOptions, progress: Progress) -
     answers = replace(answers, dropped=tuple(diverged))
     if len(session.clients) < FEWEST:
         return answers
+    outputs: Sequence[Tensor] = answers.outputs
     neutral = neutral_probes(clients, probes)
-    outputs = [outputs_on(module, neutral, device=modules.device) for module in modules.clients]
+    if neutral is not probes:  # on which clients have answered
+        outputs = [outputs_on(module, neutral, device=modules.device) for module in modules.clients]
     odd = outliers(outputs)
     if is_strict and odd:
         return _without_clients(answers, odd, outputs)

@@ -40,6 +40,8 @@ def matched_average(session: Session, probing: ProbeOptions, progress: Progress)
             return merge_fine_tunes(session, probing, progress)
         return base_and_change(session)
     if not is_probed(session, probing):
+        if session.model is not None:
+            session.model.forget()  # which takes as much memory as a client
         return with_doubt(merge_by_weights(session, progress))
     from fedmerge.merging.by_probes import merge_by_probes  # files alone do without
 

@@ -1,15 +1,13 @@
 from .api import (
-    compare as compare,
-    evaluate as evaluate,
     frontier as frontier,
     match as match,
     merge_adapters as merge_adapters,
     partition as partition,
     plan as plan,
     retrain as retrain,
-    verify as verify,
     write_report as write_report,
 )
+from .measuring import compare as compare, evaluate as evaluate, verify as verify
 from .architecture.model_code import ModelCode as ModelCode
 from .checkpoint import ReadOptions as ReadOptions
 from .engines.engine import RetryPolicy as RetryPolicy

@@ -96,6 +96,10 @@ class ModelCode:
         """A model that is built once: to be planned, and to see what further ones share with it."""
         return self.build()
 
+    def forget(self) -> None:
+        """Let go of the module that was built, and its memory; who asks for it gets another one."""
+        vars(self).pop("template", None)
+
     def fed_with(self, samples: Samples) -> ModelCode:
         """Return the code with real samples as its input, unless it is said what that is."""
         if self.input_shapes:

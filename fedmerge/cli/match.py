@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedmerge.api import frontier, match, predict_match
+from fedmerge.api import frontier, match
 from fedmerge.checkpoint import adapter_folder, expand_paths, record_path, written_path
 from fedmerge.cli.arguments import (
     given_plan,
@@ -23,6 +23,7 @@ from fedmerge.cli.commands import COMMANDS
 from fedmerge.cli.folder_merges import merge_adapters_given, upload_command, width_lines
 from fedmerge.cli.output import Terminal
 from fedmerge.errors import UsageError
+from fedmerge.measuring import predict_match
 from fedmerge.merging.prediction import Prediction
 from fedmerge.merging.result import Merge
 from fedmerge.merging.session import Session

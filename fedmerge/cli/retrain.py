@@ -9,7 +9,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import IO, Any
 
-from fedmerge.api import predict_retrain, retrain
+from fedmerge.api import retrain
 from fedmerge.checkpoint import check_targets, written_path
 from fedmerge.cli.arguments import (
     asked_by_user,
@@ -39,6 +39,7 @@ from fedmerge.federated.options import retrain_options, running_options
 from fedmerge.federated.preparation import Run
 from fedmerge.federated.retraining import Retrained, RetrainPrediction
 from fedmerge.federated.state import default_work_dir
+from fedmerge.measuring import predict_retrain
 from fedmerge.merging.record_schema import WHY_MISSING, RoundEntry
 from fedmerge.values import wording
 from fedmerge.values.wording import Progress

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from fedmerge.architecture.model_code import ModelCode
+from fedmerge.architecture.tensor_names import load_checkpoint
 from fedmerge.checkpoint import (
     Checkpoint,
     client_names,
@@ -25,7 +26,6 @@ from fedmerge.errors import CheckpointError, UsageError
 from fedmerge.federated.fedma import local_arrays
 from fedmerge.federated.options import RetrainOptions, Running
 from fedmerge.merging.client_sources import Source, expand_sources, open_clients
-from fedmerge.merging.loading import load_checkpoint
 from fedmerge.merging.merge_record import consistent_record
 from fedmerge.training import (
     EVALUATION_KEYS,

@@ -41,7 +41,7 @@ class ProbeSets:
 
     fitting: Probes  # on which units are compared and merges refined
     held_out: Probes  # which choose the strength of ridges
-    judging: Probes  # held-out ones and changed copies, or others: they choose among candidates
+    judging: Probes  # held-out ones with changed copies or others: they choose among candidates
     ranking: Probes  # the others, changed: with the judging ones they rank clients
     augmentation: Augmentation  # how probes are changed
 

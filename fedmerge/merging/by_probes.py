@@ -41,7 +41,7 @@ from fedmerge.merging.quality import outputs_on
 from fedmerge.merging.result import Merge, Solution, merge_of
 from fedmerge.merging.session import Session, prepare
 from fedmerge.probes.options import ProbeOptions
-from fedmerge.probes.responses import normalised, unit_responses
+from fedmerge.probes.probe_inputs import normalised, unit_responses
 from fedmerge.probes.sources import ProbedClients, judging_probes, make_probes, neutral_probes
 from fedmerge.values.plans import is_alone
 from fedmerge.values.wording import Progress, silent
@@ -89,9 +89,10 @@ def choose_merge(
     growth = answers.session.dials.max_growth
     matched = match_within(growth, answers.session, responses, by_weights, progress)
     leads = possible_leads(answers, by_weights)
+    averages = list(average_candidates(answers, by_weights))
     candidates = [
-        *average_candidates(answers, by_weights),
-        *in_place_candidates(answers, by_weights, progress),
+        *averages,
+        *in_place_candidates(answers, by_weights, averages, progress),
         *matched_candidates(answers, matched, leads, responses.steady, progress),
     ]
     chosen = preferred_candidate(candidates, answers, by_weights)
@@ -167,8 +168,10 @@ def probe_clients(session: Session, probing: ProbeOptions, progress: Progress) -
     answers = replace(answers, dropped=tuple(diverged))
     if len(session.clients) < FEWEST:
         return answers
+    outputs: Sequence[Tensor] = answers.outputs
     neutral = neutral_probes(clients, probes)
-    outputs = [outputs_on(module, neutral, device=modules.device) for module in modules.clients]
+    if neutral is not probes:  # on which clients have answered
+        outputs = [outputs_on(module, neutral, device=modules.device) for module in modules.clients]
     odd = outliers(outputs)
     if is_strict and odd:
         return _without_clients(answers, odd, outputs)

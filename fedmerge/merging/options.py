@@ -98,7 +98,7 @@ class RecordedOptions:
     scale: float | None = option(
         "With a base model: how much of the clients' mean change is added to it",
         values="X",
-        unset="the best on the probes; 1 without",
+        unset="1, unless probes tell that it does not work",
     )
     lead: str | None = option(
         "The client that shared units are taken from",

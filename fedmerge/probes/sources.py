@@ -24,13 +24,13 @@ from fedmerge.user_code import derived_seed, logits_of, parts_of
 from fedmerge.values.wording import Progress, silent
 
 FEWEST_PROBES = 64  # of a costly model
-MOST_WORK = 1.2e11  # multiplications that one run over all probes may take; a merge takes about 10
+MOST_WORK = 6e10  # multiplications that one run over all probes may take; a merge takes about 10
 STEPS = 30  # of synthetic inputs; twice as many make no better merges
 STEPS_TO_STATISTICS = 60  # where there are batch norms, whose statistics are met later
 SYNTHETIC_WORK = 1e13  # multiplications that making so many as usual may take, unless asked for
 EQUAL = 1e-3  # of the largest output: what the order of sums may change, generously
-JUDGES = 300  # inputs that judge what was fitted to synthetic ones
-JUDGING_STEPS = 15  # of them: they stay half noise
+JUDGES = 300  # inputs that judge beside held-out ones what was fitted to synthetic ones
+JUDGING_STEPS = 15  # in which they are made: they stay half noise
 JUDGING = Ascent(least_confidence=0.3, smoothness=0.3, size=0.01)  # rougher, and less sure
 NOISE_SHARE = 0.5  # noise beside synthetic inputs, as a share of these
 
@@ -142,18 +142,17 @@ def neutral_probes(clients: ProbedClients, probes: Probes) -> Probes:
 
 
 def judging_probes(clients: ProbedClients, held_out: Probes) -> Probes | None:
-    """Return inputs made to judge what is fitted to others, or None where held-out ones do.
+    """Return inputs that judge what is fitted to synthetic ones, or None where there are none.
 
-    What was fitted to synthetic inputs does well on all inputs that were made so. Those made with
-    another aim, halfway between noise and classes, on which clients differ as on real ones, flatter
-    it less.
+    What was fitted to synthetic inputs does well on all that were made so. So held-out ones are
+    joined by some made with another aim, halfway between noise and classes: these flatter less.
     """
     if SYNTHETIC not in held_out.source:
         return None
     seed = derived_seed(clients.seed, "judging")
     options = replace(clients.options, count=min(clients.count, JUDGES))
     judges = replace(clients, seed=seed, options=options)
-    return synthetic_probes(
+    made = synthetic_probes(
         _builds(judges),
         judges.noise,
         steps=JUDGING_STEPS,
@@ -162,6 +161,7 @@ def judging_probes(clients: ProbedClients, held_out: Probes) -> Probes | None:
         progress=clients.progress,
         ascent=JUDGING,
     )
+    return held_out.joined(made)
 
 
 def data(clients: ProbedClients) -> Probes:

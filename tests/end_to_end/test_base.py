@@ -122,26 +122,41 @@ def test_merges_of_changes_are_recomputed_from_base_and_clients(
     assert "'0.bias' differs" in differs.err
 
 
-def test_scale_or_fit_are_chosen_by_distance_on_probes(
-    cli: Cli, files: list[Path], tmp_path: Path
+def test_a_mean_change_that_works_is_kept(cli: Cli, files: list[Path], tmp_path: Path) -> None:
+    base, a, b, _ = files
+    out = tmp_path / "m.pt"
+    given = ("--base", base, "--model", f"{tmp_path}/net.py:build", "--json")
+    found = cli.done("match", a, b, *given, "-o", out).json
+    assert set(found["quality"]["candidates"]) == {"base + 1 × mean change"}
+    assert found["base"]["scale"] == 1
+    one = cli.done("match", a, b, *given, "--set", "scale=1.5", "-o", out, "--force").json
+    assert one["quality"]["chosen"] == "base + 1.5 × mean change"
+    assert one["base"]["scale"] == 1.5
+    fit = cli.done(
+        "match", a, b, *given, "--set", "merge_units=fit-in-place", "-o", out, "--force"
+    ).json
+    assert fit["quality"]["chosen"] == "average, fit in place"
+    assert fit["base"]["scale"] is None
+    distances = [own["quality"]["agreement"]["distance"] for own in (fit, found, one)]
+    assert distances == sorted(distances)
+
+
+def test_where_it_does_not_work_the_nearest_to_the_ensemble_is_chosen(
+    cli: Cli, files: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     base, a, b, _ = files
     out, again = tmp_path / "m.pt", tmp_path / "again.pt"
     given = ("--base", base, "--model", f"{tmp_path}/net.py:build", "--json")
+    monkeypatch.setattr("fedmerge.merging.fine_tunes.works", lambda *_, **__: False)
     found = cli.done("match", a, b, *given, "-o", out).json
     tried = found["quality"]["candidates"]
-    assert set(tried) == {
-        "average, fit in place",
-        *(f"base + {scale} × mean change" for scale in ("0.5", "0.75", "1", "1.25", "1.5", "2")),
-    }
+    scales = ("0.25", "0.5", "0.75", "1", "1.25")
+    expected = [f"base + {scale} × mean change" for scale in scales]
+    assert set(tried) == {"average, fit in place", *expected}
     chosen = found["quality"]["chosen"]
     assert tried[chosen]["distance"] == min(own["distance"] for own in tried.values())
     cli.done("match", a, b, *given, "--config", f"{out}.json", "-o", again)
     assert again.read_bytes() == out.read_bytes()
-    one = cli.done("match", a, b, *given, "--set", "scale=1.5", "-o", again, "--force").json
-    assert one["quality"]["chosen"] == "base + 1.5 × mean change"
-    assert one["base"]["scale"] == 1.5
-    assert again.read_bytes() != out.read_bytes()
 
 
 def numbers(state: State, axes: int = 1) -> Float64Array:

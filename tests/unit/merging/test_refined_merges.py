@@ -139,20 +139,19 @@ def test_what_is_fitted_to_made_up_inputs_is_judged_by_inputs_made_otherwise(
         answers_to(states, digits_code(), MatchOptions(effort="fast"), probing)
         for probing in (ProbeOptions(count=200), digits_probes(tmp_path))
     )
-    known = torch.cat([made.sets.fitting.inputs[0], made.sets.held_out.inputs[0]]).flatten(1)
-    judges = made.sets.judging.inputs[0].flatten(1)
-    assert len(judges) == 200
-    assert torch.cdist(judges, known).min() > 1e-2
+    held_out, judging = made.sets.held_out.inputs[0], made.sets.judging.inputs[0]
+    assert torch.equal(judging[: len(held_out)], held_out)
+    others = judging[len(held_out) :]
+    assert len(others) == 200
+    known = torch.cat([made.sets.fitting.inputs[0], held_out]).flatten(1)
+    assert torch.cdist(others.flatten(1), known).min() > 1e-2
     sure, half = (
-        torch.stack([outputs_on(module, own, device="cpu") for module in made.modules.clients])
-        .softmax(2)
-        .amax(2)
-        .mean()
-        for own in (made.sets.held_out, made.sets.judging)
+        torch.stack([module(own) for module in made.modules.clients]).softmax(2).amax(2).mean()
+        for own in (held_out, others)
     )
     assert half < sure - 0.05  # clients doubt them, as they do real ones that they never saw
-    held_out = given.sets.held_out.inputs[0]
-    assert torch.equal(given.sets.judging.inputs[0][: len(held_out)], held_out)
+    real = given.sets.held_out.inputs[0]
+    assert len(given.sets.judging) == 4 * len(real)  # as they are, and three changed copies
 
 
 NETS = {

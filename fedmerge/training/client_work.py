@@ -14,9 +14,8 @@ from torch import nn
 from fedmerge.errors import FedmergeError, TrainingError, UserCodeError
 from fedmerge.training.data_formats import Reading
 from fedmerge.training.evaluation import evaluate, try_model
-from fedmerge.training.local_training import load_arrays, train_model
+from fedmerge.training.local_training import limited_threads, load_arrays, train_model
 from fedmerge.training.samples import Preparation
-from fedmerge.training.settings import TrainSettings, limited_threads
 from fedmerge.training.shards import (
     EVALUATION_KEYS,
     SHARD_KEYS,
@@ -28,6 +27,7 @@ from fedmerge.training.shards import (
 from fedmerge.training.tasks import count_classes, find_task
 from fedmerge.user_code import derived_seed, is_handed_over, seeded
 from fedmerge.values.arrays import IntArray
+from fedmerge.values.run_settings import TrainSettings
 from fedmerge.values.wording import Progress
 from fedmerge.values.work import Arrays, JsonObject, Place, WorkResult
 

@@ -14,7 +14,6 @@ from fedmerge.errors import TrainingError
 from fedmerge.training import (
     ClientWork,
     Preparation,
-    TrainSettings,
     evaluate,
     evaluate_model,
     find_task,
@@ -23,7 +22,7 @@ from fedmerge.training import (
     train,
     train_model,
 )
-from fedmerge.values import Place
+from fedmerge.values import Place, TrainSettings
 from tests.unit.training.models import (
     BUILDER,
     ImageNet,

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
-from fedmerge.training import ClientWork, TrainSettings, train
-from fedmerge.values import Array, Place
+from fedmerge.training import ClientWork, train
+from fedmerge.values import Array, Place, TrainSettings
 
 CODE = """
 import random

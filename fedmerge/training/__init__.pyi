@@ -36,9 +36,9 @@ from .partitions import (
     split_homogeneously as split_homogeneously,
     write_shards as write_shards,
 )
+from .data_formats import FORMATS as FORMATS, Reading as Reading, open_columns as open_columns
 from .samples import (
     Preparation as Preparation,
-    open_columns as open_columns,
     parse_normalize as parse_normalize,
 )
 from .shards import (

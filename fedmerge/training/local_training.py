@@ -177,6 +177,8 @@ class _Training:
         """Train all epochs and return the mean loss of each."""
         means: list[float] = []
         for epoch in range(self._settings.epochs):
+            if epoch and self._shard.draw is not None:
+                self._shard = self._shard.draw()
             batches = _batches(len(self._shard), self._settings.batch_size, self._shuffler)
             losses = []
             for number, rows in enumerate(batches):

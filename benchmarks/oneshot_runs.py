@@ -110,7 +110,7 @@ def _merged(merging: Merging, found: Setting) -> Outcome:
     considered = tuple(
         _compared(c, quality.candidates[c.name], found)
         for c in heard
-        if merging.seed == CANDIDATES_OF
+        if merging.seed == CANDIDATES_OF and c.name in quality.candidates
     )
     return replace(
         tested,
@@ -166,13 +166,13 @@ def _probes(source: Source, found: Setting) -> ProbeOptions:
 def _considered() -> Iterator[list[Candidate]]:
     """Keep all ways to merge that are considered: `match` returns the best alone."""
     heard: list[Candidate] = []
-    usual = candidates._candidate
+    usual = candidates.candidate_of
 
     def candidate(answers: Answers, name: str, merge: fedmerge.Merge) -> Candidate:
         heard.append(usual(answers, name, merge))
         return heard[-1]
 
-    with patch.object(candidates, "_candidate", candidate):
+    with patch.object(candidates, "candidate_of", candidate):
         yield heard
 
 

@@ -15,8 +15,9 @@ import fedmerge
 from benchmarks.paper_data import Scene, Split, write_scene
 from benchmarks.paper_lstm import LstmFedMA
 from benchmarks.paper_suites import ENSEMBLE, SUITES, Experiment
-from fedmerge.api import compare
-from fedmerge.federated import FedMA, ignore, prepare_run, run_prepared
+from fedmerge.engines import LocalEngine
+from fedmerge.federated import FedMA, ignore, open_run, prepare_run, run_prepared
+from fedmerge.measuring import compare
 from fedmerge.merging import EvaluationOptions
 from fedmerge.probes import ProbeOptions
 from fedmerge.training import find_task, read_shard, train_model
@@ -96,14 +97,18 @@ def _retrained(
     running, data = fedmerge.Running(device="cpu"), str(scene.evaluation)
     if not attempts:
         return fedmerge.retrain([], scene.shards, options, model=code, data=data, running=running)
-    run = prepare_run([], [scene.shards], options, model=code, data=data)
+    opened = open_run([], [scene.shards], options, model=code, data=data)
+    engine = LocalEngine(opened.clients)
+    run = prepare_run(opened, engine)
     usual = run.method
     assert isinstance(usual, FedMA)
     method = LstmFedMA(
         usual.session, usual.averaging, usual.rounds, usual.initial, usual.kept, attempts
     )
     run = replace(run, method=method)
-    return run_prepared(run, data=data, work_dir=None, output=None, running=running, hear=ignore)
+    return run_prepared(
+        run, engine, data=data, work_dir=None, output=None, running=running, hear=ignore
+    )
 
 
 def _alone(experiment: Experiment, scene: Scene) -> Outcome:

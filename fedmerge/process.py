@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import io
 import os
 import select
@@ -64,6 +65,23 @@ class _Messages(_Patient):
             return super().write(content)
         except OSError:
             return memoryview(content).nbytes
+
+
+@contextmanager
+def uncollected() -> Iterator[None]:
+    """Look for no garbage while modules are imported, nor among what they made: all of it stays.
+
+    Torch makes hundreds of thousands of objects, and to look at each again and again takes longer
+    than many a merge.
+    """
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        if was_enabled:
+            gc.enable()
 
 
 def open_closed_streams() -> None:

@@ -18,17 +18,7 @@ _LIBRARIES = tuple(
 )
 _MEMORY_HINT = "close other programs, or use a machine with more memory"
 _NO_MEMORY = ("can't allocate memory", "not enough memory", "out of memory")  # torch's words
-_places: set[str] = set()  # files and folders that the user's code was loaded from
-
-
-def from_users(place: Path) -> None:
-    """Take note that a file, or all that lies in a folder, is the user's."""
-    _places.add(str(place.resolve()))
-
-
-def forget_users() -> None:
-    """Begin anew: nothing was loaded for the user yet."""
-    _places.clear()
+USERS: set[str] = set()  # files and folders that the user's code was loaded from
 
 
 def last_line(error: BaseException) -> str:
@@ -144,7 +134,7 @@ def _steps(error: BaseException) -> Iterator[tuple[str, int]]:
 
 def _is_users_file(file: str) -> bool:
     """Return whether a file is the user's: libraries beside it are only if they were named."""
-    found = [place for place in _places if _is_in(file, place)]
+    found = [place for place in USERS if _is_in(file, place)]
     return any(_is_library(place) for place in found) or (bool(found) and not _is_library(file))
 
 

@@ -25,7 +25,7 @@ from fedmerge.errors import (
     UserCodeError,
 )
 from fedmerge.process import guarded, is_interrupt
-from fedmerge.tracebacks import from_users, headline, last_line, whole_traceback
+from fedmerge.tracebacks import USERS, headline, last_line, whole_traceback
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -359,7 +359,7 @@ def _importable(folder: Path) -> Iterator[None]:
 def _import_module(name: str, error: type[UserCodeError], hint: str) -> ModuleType:
     with user_code(f"'{name}' cannot be imported", error=error, hint=hint):
         code = importlib.import_module(name)
-    from_users(_home_of(name.partition(".")[0]))
+    USERS.add(str(_home_of(name.partition(".")[0]).resolve()))
     return code
 
 
@@ -370,7 +370,7 @@ def _home_of(package: str) -> Path:
 
 
 def _run_file(path: Path, error: type[UserCodeError]) -> ModuleType:
-    from_users(path.resolve().parent)
+    USERS.add(str(path.resolve().parent))
     name = f"fedmerge_user_{path.stem}_{abs(hash(path.resolve())):x}"
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None

@@ -9,7 +9,7 @@ from hypothesis import settings
 
 from fedmerge.architecture import plan_apart
 from fedmerge.merging import FEWEST_STEPS, SPENDING, Spending
-from fedmerge.tracebacks import forget_users
+from fedmerge.tracebacks import USERS
 
 settings.register_profile("any machine", deadline=None)  # a busy one is no failure
 settings.load_profile("any machine")
@@ -34,7 +34,7 @@ def one_thread() -> None:
 @pytest.fixture(autouse=True)
 def nothing_of_the_users() -> None:
     """Let no test's code count as the user's because an earlier one loaded something beside it."""
-    forget_users()
+    USERS.clear()
 
 
 @pytest.fixture(autouse=True)

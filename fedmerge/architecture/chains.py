@@ -2,29 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
-from typing import TypeAlias
 
 from fedmerge.architecture.couplings import (
     Activation,
     place_norms,
-    plan_recurrent,
     refuse_hidden_skips,
     tie_tensors,
 )
+from fedmerge.architecture.layer_orders import choose_order, drop_misfits, possible_orders
 from fedmerge.architecture.layers import (
     MODEL_HINT,
     KnownNet,
     Layer,
     group_layers,
     names_embedding,
-    numbers,
-    place,
     recognise,
-    skeleton,
 )
+from fedmerge.architecture.recurrent_layouts import plan_recurrent
 from fedmerge.errors import ArchitectureError
 from fedmerge.values.clients import TensorInfo
 from fedmerge.values.plans import (
@@ -41,19 +37,6 @@ from fedmerge.values.plans import (
     groups_in,
     pin_groups,
 )
-
-_MOST_STEPS = 20_000  # of the search; beyond it the order counts as ambiguous
-_MOST_ORDERS = 200
-
-_Runs: TypeAlias = tuple[tuple[Layer, ...], ...]
-
-
-@dataclass(frozen=True)
-class _Giving:
-    """What the layers so far may give: a width, and what kind of layer gave it."""
-
-    width: int
-    kind: str  # "linear", "recurrent", "embedding", or "conv" with its spatial axes in front
 
 
 @dataclass(frozen=True)
@@ -80,115 +63,15 @@ def forward_order(
     Layers whose tensors are all `kept` are left out where they do not fit.
     """
     if not alphabetical:
-        return Order(tuple(_drop_misfits(layers, kept)), inferred=False)
-    orders = _orders(layers)
+        fitting = drop_misfits(layers, kept) if kept else layers
+        return Order(tuple(fitting), inferred=False)
+    orders = possible_orders(layers)
     if not orders:
         needed = [layer for layer in layers if not set(layer.names) <= set(kept)]
-        orders = _orders(needed) if len(needed) < len(layers) else orders
+        orders = possible_orders(needed) if len(needed) < len(layers) else orders
     if orders is None or len(orders) > 1:
-        orders = [_choose(orders or [], tuple(layers), assume_chain)]
+        orders = [choose_order(orders or [], tuple(layers), assume_chain)]
     return Order(orders[0] if orders else None, inferred=len(layers) > 1)
-
-
-def _choose(
-    orders: Sequence[tuple[Layer, ...]], stored: tuple[Layer, ...], assume_chain: bool
-) -> tuple[Layer, ...]:
-    """Return the one order that agrees with what the names say of first and last."""
-    spoken = [order for order in orders if _agrees_with_words(order)]
-    if len(spoken) == 1:
-        return spoken[0]
-    if assume_chain and stored in orders:
-        return stored
-    raise ArchitectureError(
-        "the file stores its names alphabetically, and several orders of its layers fit "
-        + (f"({_shown(orders[0])}; {_shown(orders[1])})" if orders else "(too many to try)"),
-        f"save the model with torch.save, which keeps the order, or {MODEL_HINT}",
-    )
-
-
-def _shown(order: Sequence[Layer]) -> str:
-    return ", ".join(layer.prefix for layer in order[:6]) + (", …" if len(order) > 6 else "")
-
-
-def _agrees_with_words(order: Sequence[Layer]) -> bool:
-    places = [found for layer in order if (found := place(layer.prefix))]
-    return all(earlier <= later for earlier, later in pairwise(places))
-
-
-def _orders(layers: Sequence[Layer]) -> list[tuple[Layer, ...]] | None:
-    """Return every order that keeps numbers rising and widths chained; None: too many to try."""
-    found: dict[tuple[str, ...], tuple[Layer, ...]] = {}
-    for steps, order in enumerate(_beginnings(_numbered_runs(layers))):
-        if len(order) == len(layers):
-            found[tuple(layer.prefix for layer in order)] = order
-        if steps > _MOST_STEPS or len(found) > _MOST_ORDERS:
-            return None
-    return list(found.values())
-
-
-def _numbered_runs(layers: Sequence[Layer]) -> _Runs:
-    """Return the layers by name without numbers, each run in rising order.
-
-    A layer without number is the first of its name (`fc, fc2`) if no other one is.
-    """
-    runs: dict[str, list[Layer]] = {}
-    for layer in layers:
-        runs.setdefault(skeleton(layer.prefix), []).append(layer)
-    for name in [name for name in runs if "#" not in name]:
-        others = runs.get(f"{name}#", [])
-        if others and min(numbers(layer.prefix) for layer in others) >= (2,):
-            others += runs.pop(name)
-    rising = (sorted(run, key=lambda layer: numbers(layer.prefix)) for run in runs.values())
-    return tuple(map(tuple, rising))
-
-
-def _beginnings(runs: _Runs) -> Iterator[tuple[Layer, ...]]:
-    """Yield every beginning of a chain that takes the layers of each run in turn, depth first."""
-    waiting: list[tuple[_Runs, tuple[Layer, ...], frozenset[_Giving]]] = [(runs, (), frozenset())]
-    while waiting:
-        runs, order, given = waiting.pop()
-        yield order
-        for index, run in enumerate(runs):
-            if run and (gives := _gives(run[0], given, is_first=not order)):
-                rest = (*runs[:index], run[1:], *runs[index + 1 :])
-                waiting.append((rest, (*order, run[0]), gives))
-
-
-def _gives(layer: Layer, given: frozenset[_Giving], *, is_first: bool) -> frozenset[_Giving]:
-    """Return what a layer may give behind what is given; nothing if it can't read that."""
-    if not is_first and not any(_reads(layer, giving) for giving in given):
-        return frozenset()
-    gives = {_Giving(layer.output_width, _kind(layer))}
-    if is_first and layer.kind == "linear" and "bias" not in layer.tensors:
-        gives.add(_Giving(layer.input_width, "embedding"))
-    return frozenset(gives)
-
-
-def _kind(layer: Layer) -> str:
-    return f"{len(layer.shape('weight')) - 2}d conv" if layer.kind == "conv" else layer.kind
-
-
-def _reads(layer: Layer, giving: _Giving) -> bool:
-    """Return whether a layer could read that: wider than the plan allows, so that no order hides.
-
-    A linear layer may read whole multiples of a convolution's channels, or of several steps.
-    """
-    if layer.kind == "linear" and giving.kind != "linear":
-        return layer.input_width % giving.width == 0
-    if layer.kind == "conv":
-        steps = _kind(layer) == "1d conv" and giving.kind in ("embedding", "recurrent")
-        return layer.input_width == giving.width and (steps or giving.kind == _kind(layer))
-    return layer.input_width == giving.width
-
-
-def _drop_misfits(layers: Sequence[Layer], kept: Collection[str]) -> Iterator[Layer]:
-    given: frozenset[_Giving] = frozenset()
-    is_first = True
-    for layer in layers:
-        gives = _gives(layer, given, is_first=is_first)
-        if gives or not set(layer.names) <= set(kept):
-            yield layer
-            given, is_first = gives, False
 
 
 @dataclass
@@ -460,7 +343,9 @@ def plan_chain(
             assume_chain=options.assume_chain,
             kept=kept,
         )
-        plan = tie_tensors(_plan_order(layers, order, options, kept), aliases)
+        plan = _plan_order(layers, order, options, kept)
+        if aliases or plan.norms:
+            plan = tie_tensors(plan, aliases)
     except ArchitectureError as error:
         raise ArchitectureError(f"{source}: {error.problem}", error.hint) from None
     return plan
@@ -479,7 +364,7 @@ def _plan_order(
     if embedded:
         _refuse_two_embeddings(chain)
     layers: Sequence[Layer] = chain
-    if order.layers:
+    if order.layers and not all(layer.is_weighted for layer in stored):
         layers = place_norms(
             chain,
             stored,

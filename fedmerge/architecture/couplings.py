@@ -16,11 +16,11 @@ from fedmerge.architecture.layers import (
     natural_key,
     numbers,
     parts,
-    recurrent_levels,
     skeleton,
     without_common_parts,
 )
 from fedmerge.errors import ArchitectureError
+from fedmerge.values.clients import TensorInfo
 from fedmerge.values.plans import (
     Concat,
     Layout,
@@ -28,9 +28,9 @@ from fedmerge.values.plans import (
     Pinned,
     Plan,
     Product,
-    TensorPlan,
     Units,
     axis_size,
+    groups_in,
     pin_groups,
     replace_groups,
 )
@@ -331,101 +331,6 @@ def _have_gaps(names: Sequence[str]) -> bool:
     )
 
 
-@dataclass(frozen=True)
-class Stack:
-    """A planned stack of recurrent layers."""
-
-    tensors: Mapping[str, TensorPlan]
-    widths: Mapping[str, int]  # its groups, bottom layer first
-    ties: tuple[tuple[str, ...], ...]  # groups that must stay equally wide
-    output: Layout  # what its last layer gives
-
-
-@dataclass(frozen=True)
-class _Cell:
-    """One layer of one direction."""
-
-    tensors: Mapping[str, TensorPlan]
-    hidden: str
-    width: int
-    projection: str | None
-    state_width: int
-
-    @property
-    def state(self) -> str:
-        """The group of what it gives."""
-        return self.projection or self.hidden
-
-    @property
-    def widths(self) -> dict[str, int]:
-        """The widths of its groups."""
-        return {self.hidden: self.width, self.state: self.state_width}
-
-
-def plan_recurrent(layer: Layer, reading: Layout, width: int) -> Stack:
-    """Return the plan of a recurrent layer that reads a layout `width` wide."""
-    cells: list[_Cell] = []
-    for ends in recurrent_levels(layer):
-        level = []
-        for end in ends:
-            columns = layer.shape(f"weight_ih{end}")[1]
-            if columns != width:
-                raise ArchitectureError(
-                    f"'{layer.name('weight_ih' + end)}' reads {columns} values, expected {width}",
-                    MODEL_HINT,
-                )
-            level.append(_plan_cell(layer, end, reading))
-        states = tuple(Units(cell.state) for cell in level)
-        reading = states[0] if len(states) == 1 else Concat(states)
-        cells += level
-        width = axis_size(reading, {cell.state: cell.state_width for cell in level})
-    hidden = tuple(cell.hidden for cell in cells)
-    projections = tuple(cell.projection for cell in cells if cell.projection)
-    return Stack(
-        tensors={name: tensor for cell in cells for name, tensor in cell.tensors.items()},
-        widths={group: units for cell in cells for group, units in cell.widths.items()},
-        ties=tuple(tie for tie in (hidden, projections) if len(tie) > 1),
-        output=reading,
-    )
-
-
-def _plan_cell(layer: Layer, end: str, reading: Layout) -> _Cell:
-    """Plan one layer of one direction, whose tensors' names end in `end`."""
-    rows = layer.shape(f"weight_ih{end}")[0]
-    state_width = layer.shape(f"weight_hh{end}")[1]
-    projects = f"weight_hr{end}" in layer.tensors
-    width = layer.shape(f"weight_hr{end}")[1] if projects else state_width
-    gates = _gates(layer, rows, width)
-    name = f"{layer.prefix}{end}" if layer.prefix else end.lstrip("_")
-    projection = f"{name}.projection" if projects else None
-    units, state = Units(name), Units(projection or name)
-    produced = Product((Pinned(gates), units)) if gates > 1 else units
-    planned = {
-        "weight_ih": TensorPlan((produced, reading)),
-        "weight_hh": TensorPlan((produced, state), role="recurrent"),
-        "bias_ih": TensorPlan((produced,)),
-        "bias_hh": TensorPlan((produced,), role="recurrent"),
-        "weight_hr": TensorPlan((state, units)),
-    }
-    tensors = {
-        layer.name(leaf + end): tensor
-        for leaf, tensor in planned.items()
-        if leaf + end in layer.tensors
-    }
-    return _Cell(tensors, name, width, projection, state_width)
-
-
-def _gates(layer: Layer, rows: int, width: int) -> int:
-    gates, rest = divmod(rows, width)
-    if rest or gates not in (1, 3, 4):
-        raise ArchitectureError(
-            f"'{layer.prefix}' has {rows} rows for {width} hidden units, "
-            "expected 1 (RNN), 3 (GRU) or 4 (LSTM) per unit",
-            MODEL_HINT,
-        )
-    return gates
-
-
 def tie_tensors(plan: Plan, aliases: Mapping[str, str]) -> Plan:
     """Return the plan without the aliases, their groups made one with those of the tensors.
 
@@ -495,3 +400,36 @@ def _merge_groups(plan: Plan, group: str, twin: str) -> Plan:
     )
     ties = tuple(tie for tie in same_width if len(tie) > 1)
     return replace(plan, groups=groups, tensors=tensors, same_width=ties)
+
+
+KEPT = "kept"
+
+
+def keep_tensors(
+    plan: Plan, kept: Sequence[str], *, tensors: Mapping[str, TensorInfo], widths: Mapping[str, int]
+) -> Plan:
+    """Return the plan without the kept tensors, the groups on their axes pinned.
+
+    A kept tensor that the plan does not describe pins every group as wide as one of its axes, and
+    all on an axis as long as one of its own: nothing says which of them it touches.
+    """
+    touched: set[str] = set()
+    layouts = [axis for tensor in plan.tensors.values() for axis in tensor.axes]
+    for name in kept:
+        if name in plan.tensors:
+            touched |= {g for axis in plan.tensors[name].axes for g in groups_in(axis)}
+        else:
+            shape = tensors[name].shape
+            touched |= {g for g, width in widths.items() if width in shape}
+            alike = (layout for layout in layouts if axis_size(layout, widths) in shape)
+            touched |= {g for layout in alike for g in groups_in(layout)}
+    pinned = pin_groups(plan, {group: widths[group] for group in touched}, KEPT)
+    others = {name: tensor for name, tensor in pinned.tensors.items() if name not in kept}
+    norms = tuple(norm for norm in pinned.norms if not set(vars(norm).values()) & set(kept))
+    notes = [*plan.notes]
+    if touched:
+        groups = ", ".join(sorted(touched))
+        notes.append(f"kept tensors pin {groups}: averaged position by position, not matched")
+    return replace(
+        pinned, tensors=others, norms=norms, kept=(*plan.kept, *kept), notes=tuple(notes)
+    )

@@ -30,7 +30,7 @@ from fedmerge.architecture.from_code import (
     ways_of,
 )
 from fedmerge.architecture.from_code.modules import StatePairs, plain_numbers
-from fedmerge.architecture.from_library import ConfiguredModel, library_model
+from fedmerge.architecture.from_library import LIBRARIES, ConfiguredModel, library_model
 from fedmerge.architecture.tensor_names import is_prefixed, model_names, renamed, shapes_for
 from fedmerge.architecture.widths import resize_module
 from fedmerge.checkpoint import Checkpoint
@@ -58,7 +58,7 @@ Factory: TypeAlias = Callable[..., nn.Module]
 class Samples(Protocol):
     """What a model can be fed with."""
 
-    def batch(self, rows: IntArray, device: str) -> tuple[Tensor, Tensor]:
+    def batch(self, rows: IntArray, device: str) -> tuple[Tensor | tuple[Tensor, ...], Tensor]:
         """Return the samples (count, ...) of some rows, and their targets."""
 
 
@@ -80,7 +80,8 @@ class ModelCode:
     def build(self) -> nn.Module:
         """Return the model as the user's code makes it; of a module, a copy."""
         if isinstance(self.factory, str):
-            known = library_model(self.factory, self.arguments)
+            is_named = ":" in self.factory and self.factory.partition(":")[0] in LIBRARIES
+            known = library_model(self.factory, self.arguments) if is_named else None
             return load_factory(self.factory, self.arguments) if known is None else known
         return _built(self.factory, self.arguments)
 
@@ -102,12 +103,16 @@ class ModelCode:
         """A model that is built once: to be planned, and to see what further ones share with it."""
         return self.build()
 
+    def forget(self) -> None:
+        """Let go of the module that was built, and its memory; who asks for it gets another one."""
+        vars(self).pop("template", None)
+
     def fed_with(self, samples: Samples) -> ModelCode:
         """Return the code with real samples as its input, unless it is said what that is."""
         if self.input_shapes:
             return self
         x, _ = samples.batch(np.zeros(PROBE_BATCH, dtype=np.int64), "cpu")
-        return self.fed_like((x,))
+        return self.fed_like(x if isinstance(x, tuple) else (x,))
 
     def fed_like(self, inputs: Sequence[Tensor]) -> ModelCode:
         """Return the code with inputs of these shapes, unless it is said what they are."""

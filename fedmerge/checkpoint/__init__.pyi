@@ -2,7 +2,6 @@ from .adapter_files import (
     ADAPTER_CONFIG as ADAPTER_CONFIG,
     ADAPTER_MODEL as ADAPTER_MODEL,
     AdapterConfig as AdapterConfig,
-    adapter_folder as adapter_folder,
     config_to_json as config_to_json,
     module_of as module_of,
     read_adapter_config as read_adapter_config,
@@ -14,15 +13,24 @@ from .checkpoints import (
     open_checkpoint as open_checkpoint,
     open_tensors as open_tensors,
 )
-from .files import ReadOptions as ReadOptions, SourceFile as SourceFile
+from .files import (
+    ReadOptions as ReadOptions,
+    SourceFile as SourceFile,
+)
+from .folders import (
+    check_folder as check_folder,
+    new_folder as new_folder,
+)
+from .lightning import (
+    LIGHTNING as LIGHTNING,
+    entries_to_write as entries_to_write,
+)
 from .model_folders import (
     CONFIG as CONFIG,
     ModelFolder as ModelFolder,
     different_companions as different_companions,
     model_folder as model_folder,
 )
-from .folders import check_folder as check_folder, new_folder as new_folder
-from .lightning import LIGHTNING as LIGHTNING, entries_to_write as entries_to_write
 from .npz import (
     Rows as Rows,
     StoredRows as StoredRows,
@@ -32,32 +40,35 @@ from .npz import (
 )
 from .outputs import (
     ABANDONED as ABANDONED,
-    OUTPUT_SUFFIXES as OUTPUT_SUFFIXES,
-    PROGRAM as PROGRAM,
     LockFile as LockFile,
     Staging as Staging,
-    check_output as check_output,
-    check_targets as check_targets,
     leave_nothing as leave_nothing,
     naming_alone as naming_alone,
+    parse_size as parse_size,
+    readable as readable,
     staging as staging,
 )
 from .paths import (
     MODEL_SUFFIXES as MODEL_SUFFIXES,
+    OUTPUT_SUFFIXES as OUTPUT_SUFFIXES,
+    PROGRAM as PROGRAM,
+    adapter_folder as adapter_folder,
+    check_output as check_output,
+    check_targets as check_targets,
     client_names as client_names,
     expand_paths as expand_paths,
     has_record as has_record,
     merged_files as merged_files,
-    parse_size as parse_size,
     read_record as read_record,
-    readable as readable,
     record_path as record_path,
     written_path as written_path,
 )
 from .pickle_machine import (
     UNRESOLVED as UNRESOLVED,
-    PickleError as PickleError,
     Trust as Trust,
+)
+from .pickle_steps import (
+    PickleError as PickleError,
     read_pickle as read_pickle,
 )
 from .tensors import (

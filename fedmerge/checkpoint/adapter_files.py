@@ -16,7 +16,7 @@ from fedmerge.errors import ArchitectureError, CheckpointError
 
 ADAPTER_CONFIG = "adapter_config.json"
 ADAPTER_MODEL = "adapter_model.safetensors"
-_ADAPTER_FILES = (ADAPTER_MODEL, "adapter_model.bin")  # the best first
+ADAPTER_FILES = (ADAPTER_MODEL, "adapter_model.bin")  # the best first
 _IN_MODEL = "base_model.model."  # in front of a module's name, in peft's files
 _PLAIN = re.compile(r"\^?[\w.-]+")  # a pattern that means a name's end, or a whole name
 _NO_PRODUCT = {  # options with which an update is no plain product of two factors
@@ -32,20 +32,6 @@ _NO_PRODUCT = {  # options with which an update is no plain product of two facto
     "arrow_config": "Arrow routing",
 }
 _CHANGE_BASE = ("pissa", "olora", "loftq", "corda", "lora_ga")  # ways to begin that do
-
-
-def adapter_file(folder: Path) -> Path | None:
-    """Return the file with an adapter's factors, None if a folder is no adapter."""
-    if not (folder / ADAPTER_CONFIG).is_file():
-        return None
-    found = [folder / name for name in _ADAPTER_FILES if (folder / name).is_file()]
-    return found[0] if found else None
-
-
-def adapter_folder(path: Path) -> Path | None:
-    """Return the adapter that a folder is, or that a file with factors belongs to."""
-    folder = path.parent if path.name in _ADAPTER_FILES else path
-    return folder if adapter_file(folder) is not None else None
 
 
 class AdapterConfig(Struct, frozen=True):

@@ -10,7 +10,6 @@ from pathlib import Path
 
 from fedmerge.checkpoint.model_folders import TEMPLATES
 from fedmerge.checkpoint.outputs import (
-    check_targets,
     claim_names,
     give_up,
     hidden_name,
@@ -18,7 +17,7 @@ from fedmerge.checkpoint.outputs import (
     sweep,
     sync_folder,
 )
-from fedmerge.checkpoint.paths import has_record
+from fedmerge.checkpoint.paths import check_targets, has_record
 from fedmerge.errors import CheckpointError, UsageError
 
 _PARKED = ".fedmerge-{}.old"  # an older folder while the new one takes its place; never swept

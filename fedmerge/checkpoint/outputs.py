@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import hashlib
+import json
 import os
 import platform
 import re
@@ -11,14 +12,13 @@ import secrets
 import shutil
 import sys
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
-from fedmerge.checkpoint.paths import existing_files, index_path, record_path
 from fedmerge.errors import CheckpointError, UsageError
 
 if sys.platform == "win32":
@@ -394,93 +394,56 @@ def sync_folder(folder: Path) -> None:
         os.close(handle)
 
 
-SAFETENSORS = ".safetensors"
-PROGRAM = ".pt2"
-OUTPUT_SUFFIXES = (".pt", ".pth", ".bin", ".ckpt", SAFETENSORS)
+_SIZE = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*")
 
 
-def check_output(
-    path: str | Path,
-    *,
-    inputs: Sequence[str | Path],
-    force: bool,
-    sharded: bool = False,
-    is_program: bool = False,
-) -> None:
-    """Raise `UsageError` if the output cannot or must not be written.
+_DECIMAL = {"kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
 
-    `is_program`: it is the ending of an exported program, which may be written.
+
+_BINARY = {"kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
+
+
+_UNITS = {"": 1, "b": 1, **_DECIMAL, **_BINARY}  # in lower case
+
+
+def parse_size(size: str | int | None) -> int | None:
+    """Return a size in bytes, from a number or text with a unit; None stays None.
+
+    >>> [parse_size(size) for size in ("2GB", "1.5 MiB", "500", 7, None)]
+    [2000000000, 1572864, 500, 7, None]
     """
-    path = Path(path)
-    if path.suffix.lower() == PROGRAM and not is_program:
+    if size is None:
+        return None
+    found = _SIZE.fullmatch(str(size))
+    unit = _UNITS.get(found[2].lower()) if found else None
+    count = int(float(found[1]) * unit) if found and unit else 0
+    if count < 1:
         raise UsageError(
-            f"{path}: only an ensemble (`method=ensemble`) is written as a program",
-            f"let the output end in one of {', '.join(OUTPUT_SUFFIXES)}; `fedmerge export` makes "
-            "a program of such a file",
+            f"`shard_size` is {str(size)!r}, expected a number of bytes, e.g. 2GB, 500MB or 1GiB"
         )
-    if path.suffix.lower() not in (*OUTPUT_SUFFIXES, PROGRAM):
-        raise UsageError(
-            f"{path}: cannot write a file of this kind",
-            f"let the output end in one of {', '.join(OUTPUT_SUFFIXES)}",
-        )
-    if sharded and path.suffix.lower() != SAFETENSORS:
-        raise UsageError(
-            f"{path}: `shard_size` writes safetensors only",
-            f"let the output end in {SAFETENSORS}",
-        )
-    targets = _shard_files(path) if sharded else output_files(path)
-    check_targets(targets, inputs=inputs, force=force)
+    return count
 
 
-def check_targets(targets: Sequence[Path], *, inputs: Sequence[str | Path], force: bool) -> None:
-    """Raise `UsageError` if any of the files of one folder cannot or must not be written."""
-    try:
-        _check_targets(targets, inputs, force)
-    except OSError as error:  # a name that is too long, say
-        raise UsageError(f"{targets[0]}: cannot be written ({error.strerror or error})") from None
+# A list without lists, objects or strings in it. Strings hold no raw newline, so none can match.
+_SPREAD_LIST = re.compile(r"\[\n([^\[\]{}\"]*)\]")
 
 
-def _check_targets(targets: Sequence[Path], inputs: Sequence[str | Path], force: bool) -> None:
-    path = targets[0]
-    if not path.parent.is_dir():
-        raise UsageError(f"{path}: its folder does not exist", f"mkdir -p {path.parent}")
-    if not os.access(path.parent, os.W_OK):
-        raise UsageError(f"{path}: its folder may not be written to")
-    _refuse_inputs(targets, _files_of(inputs))
-    for target in targets:
-        if target.is_dir():
-            raise UsageError(f"{target}: is a folder, not a file to write")
-        if not force and (target.exists() or target.is_symlink()):
-            raise UsageError(f"{target}: exists already", "overwrite it with `force`")
+def readable(record: Mapping[str, Any]) -> str:
+    """Return a record as indented JSON, each list of numbers on one line.
+
+    >>> print(readable({"seed": 0, "widths": [[1, 2], [3]]}), end="")
+    {
+     "seed": 0,
+     "widths": [
+      [1, 2],
+      [3]
+     ]
+    }
+    """
+    text = json.dumps(record, indent=1, ensure_ascii=False, allow_nan=False)
+    return _SPREAD_LIST.sub(lambda found: f"[{' '.join(found[1].split())}]", text) + "\n"
 
 
-def output_files(path: Path) -> list[Path]:
-    """Return the files that writing a model to `path` creates."""
-    return [path] if path.suffix.lower() == SAFETENSORS else [path, record_path(path)]
-
-
-def _shard_files(path: Path) -> list[Path]:
-    """Return the index, and what is there of an output that it would replace."""
-    found = existing_files(path) if path.parent.is_dir() else []
-    return list(dict.fromkeys([index_path(path), *found]))
-
-
-def _refuse_inputs(targets: Sequence[Path], inputs: Iterable[Path]) -> None:
-    present = [target for target in targets if target.exists()]
-    for source in inputs if present else ():
-        for target in present:
-            if target.samefile(source):
-                raise UsageError(
-                    f"{target}: the output is also an input ({source})",
-                    "inputs are never overwritten; choose another name",
-                )
-
-
-def _files_of(inputs: Sequence[str | Path]) -> Iterator[Path]:
-    """Yield the inputs' files, all files of the folder where an input may be spread over it."""
-    for source in map(Path, inputs):
-        spread = source.is_dir() or source.suffix == ".json"
-        folder = source if source.is_dir() else source.parent
-        for path in folder.rglob("*") if spread else [source]:
-            if path.is_file():
-                yield path
+def compact(content: Mapping[str, Any]) -> str:
+    """Return JSON without any space."""
+    return json.dumps(content, separators=(",", ":"), ensure_ascii=False, allow_nan=False)

@@ -1,60 +1,30 @@
 """Which files a path means, what they are by their first bytes, and where the merge record is."""
 
 import glob
-import json
+import os
 import re
-from collections.abc import Callable, Hashable, Mapping, Sequence
-from pathlib import Path, PurePosixPath, PureWindowsPath
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
-from msgspec import Struct
-
-from fedmerge.checkpoint.adapter_files import adapter_file, adapter_folder
+from fedmerge.checkpoint.adapter_files import ADAPTER_CONFIG, ADAPTER_FILES
 from fedmerge.checkpoint.files import (
-    Contents,
     ReadOptions,
     SourceFile,
     damaged,
-    listed,
     read_directory,
     unreadable,
 )
+from fedmerge.checkpoint.foreign_files import HEAD, STATE_DICT, refuse_foreign, text_kind
+from fedmerge.checkpoint.legacy_torch_files import is_torch_pickle
 from fedmerge.checkpoint.safetensors_files import LARGEST_HEADER, read_safetensors
-from fedmerge.checkpoint.torch_files import is_torch_pickle
+from fedmerge.checkpoint.shard_indices import weight_map
 from fedmerge.decoding import Fail, decode_json, read_text
 from fedmerge.errors import CheckpointError, UsageError
 
 Kind: TypeAlias = Literal[
     "zip", "legacy", "safetensors", "index", "pickle", "exported program", "TorchScript"
 ]
-
-_HEAD = 4096
-_STATE_DICT = "save the model's state dict with torch.save or safetensors"
-_UNPACK = "unpack it first"
-
-_FOREIGN: tuple[tuple[str, str, str], ...] = (  # pattern of the first bytes, what it is, hint
-    (r"version https://git-lfs", "a Git LFS pointer, not the file itself", "run `git lfs pull`"),
-    (r"\s*<(!doctype html|html|head|\?xml)", "a web page, not a checkpoint", "download it again"),
-    (r"\x93NUMPY", "a numpy array (.npy), not a checkpoint", _STATE_DICT),
-    (r"\x89HDF\r\n\x1a\n", "an HDF5 file (Keras?), not a torch checkpoint", _STATE_DICT),
-    (
-        r"GGUF|GGML|ggjt",
-        "a GGUF/GGML file, quantised for llama.cpp, not a torch checkpoint",
-        "merge the models before they are quantised and converted",
-    ),
-    (r"\x1f\x8b", "a gzip file", _UNPACK),
-    (r"BZh|\xfd7zXZ|7z\xbc\xaf|\x28\xb5\x2f\xfd|Rar!", "a compressed archive", _UNPACK),
-    (
-        r".{257}ustar",
-        "a tar archive, as torch wrote before version 0.1.10 or as made by `tar`",
-        "unpack it, or save the state dict again with a current torch",
-    ),
-)
-_FOREIGN_PATTERNS = tuple(
-    (re.compile(pattern.encode("latin-1"), re.IGNORECASE | re.DOTALL), what, hint)
-    for pattern, what, hint in _FOREIGN
-)
-
 
 _ARCHIVES: tuple[tuple[str, Kind], ...] = (  # pattern of a record's name, what such a zip is
     (r"[^/]+/constants\.pkl", "TorchScript"),
@@ -79,17 +49,15 @@ def _no_file(path: Path) -> str:
 
 
 def _kind(file: SourceFile) -> Kind:
-    path, head = file.path, file.whole.read(0, min(_HEAD, file.size))
+    path, head = file.path, file.whole.read(0, min(HEAD, file.size))
     if not head:
         raise CheckpointError(f"{path}: an empty file", "copy or download it again")
     if head.startswith((b"PK\x03\x04", b"PK\x05\x06")):
         return _zip_kind(file)
     if _is_safetensors(head):
         return "safetensors"
-    for pattern, what, hint in _FOREIGN_PATTERNS:
-        if pattern.match(head):
-            raise CheckpointError(f"{path}: {what}", hint)
-    return _pickle_kind(file, head) or _text_kind(path, head)
+    refuse_foreign(path, head)
+    return _pickle_kind(file, head) or text_kind(path, head)
 
 
 def _zip_kind(file: SourceFile) -> Kind:
@@ -98,7 +66,7 @@ def _zip_kind(file: SourceFile) -> Kind:
         if any(re.fullmatch(pattern, name) for name in names):
             return kind
     if names and all(name.endswith(".npy") for name in names):
-        raise CheckpointError(f"{file.path}: a numpy archive (.npz), not a checkpoint", _STATE_DICT)
+        raise CheckpointError(f"{file.path}: a numpy archive (.npz), not a checkpoint", STATE_DICT)
     return "zip"
 
 
@@ -115,39 +83,7 @@ def _pickle_kind(file: SourceFile, head: bytes) -> Kind | None:
     return "pickle" if is_torch is not None or re.match(rb"\x80[\x02-\x05]", head) else None
 
 
-def _text_kind(path: Path, head: bytes) -> Kind:
-    if head.lstrip()[:1] in (b"{", b"["):
-        return _json_kind(path)
-    if _is_text(head):
-        raise CheckpointError(f"{path}: a text file, not a checkpoint")
-    raise CheckpointError(
-        f"{path}: not a checkpoint (unknown format)",
-        "fedmerge reads torch files (.pt, .pth, .bin, .ckpt, .pt2, TorchScript) and safetensors",
-    )
-
-
-def _is_text(head: bytes) -> bool:
-    try:
-        head[: _HEAD - 4].decode("utf-8")  # a character may be cut at the very end
-    except UnicodeDecodeError:
-        return False
-    return re.search(rb"[\x00-\x08\x0e-\x1f]", head) is None
-
-
-def _json_kind(path: Path) -> Kind:
-    def fail(reason: str) -> CheckpointError:
-        return damaged(path, f"it looks like JSON but cannot be parsed: {reason}")
-
-    content = decode_json(read_text(path, fail=fail), Any, fail=fail)
-    if isinstance(content, dict) and "weight_map" in content:
-        return "index"
-    raise CheckpointError(f"{path}: a JSON file, not a checkpoint")
-
-
 RECORD_KEY = "fedmerge"  # of the safetensors metadata
-
-# A list without lists, objects or strings in it. Strings hold no raw newline, so none can match.
-_SPREAD_LIST = re.compile(r"\[\n([^\[\]{}\"]*)\]")
 
 
 def record_path(path: str | Path) -> Path:
@@ -176,27 +112,6 @@ def has_record(path: Path) -> bool:
         return RECORD_KEY in read_record(path)
     except CheckpointError:
         return False
-
-
-def readable(record: Mapping[str, Any]) -> str:
-    """Return a record as indented JSON, each list of numbers on one line.
-
-    >>> print(readable({"seed": 0, "widths": [[1, 2], [3]]}), end="")
-    {
-     "seed": 0,
-     "widths": [
-      [1, 2],
-      [3]
-     ]
-    }
-    """
-    text = json.dumps(record, indent=1, ensure_ascii=False, allow_nan=False)
-    return _SPREAD_LIST.sub(lambda found: f"[{' '.join(found[1].split())}]", text) + "\n"
-
-
-def compact(content: Mapping[str, Any]) -> str:
-    """Return JSON without any space."""
-    return json.dumps(content, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
 
 
 def _inside(path: Path) -> dict[str, Any]:
@@ -248,28 +163,6 @@ _PLACES: Mapping[str, Callable[[Path], dict[str, Any]]] = {
 
 
 INDEX = ".index.json"
-_SIZE = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*")
-_DECIMAL = {"kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
-_BINARY = {"kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
-_UNITS = {"": 1, "b": 1, **_DECIMAL, **_BINARY}  # in lower case
-
-
-def parse_size(size: str | int | None) -> int | None:
-    """Return a size in bytes, from a number or text with a unit; None stays None.
-
-    >>> [parse_size(size) for size in ("2GB", "1.5 MiB", "500", 7, None)]
-    [2000000000, 1572864, 500, 7, None]
-    """
-    if size is None:
-        return None
-    found = _SIZE.fullmatch(str(size))
-    unit = _UNITS.get(found[2].lower()) if found else None
-    count = int(float(found[1]) * unit) if found and unit else 0
-    if count < 1:
-        raise UsageError(
-            f"`shard_size` is {str(size)!r}, expected a number of bytes, e.g. 2GB, 500MB or 1GiB"
-        )
-    return count
 
 
 def index_path(path: Path) -> Path:
@@ -295,79 +188,6 @@ def existing_files(path: Path) -> list[Path]:
     shard = re.compile(rf"{name}|\.fedmerge-{name}\.old")
     found = sorted(p for p in path.parent.iterdir() if shard.fullmatch(p.name))
     return [p for p in (path, index_path(path), *found) if p.exists() or p.is_symlink()]
-
-
-MOST_SHARDS = 10_000
-
-
-class ShardIndex(Struct):
-    """What is needed of an index; it may hold more."""
-
-    weight_map: dict[str, str]  # tensor → file
-
-
-def read_index(path: Path, read_shard: Callable[[SourceFile], Contents]) -> Contents:
-    """Read the union of the shards that a `*.index.json` names, each file once."""
-    places, index = weight_map(path), SourceFile.of(path)
-    read: dict[Hashable, Contents] = {}  # by file: one may have many names
-    shards: dict[str, Contents] = {}
-    for shard in sorted(set(places.values())):
-        file = _shard_file(index, shard)
-        if file.identity not in read:
-            read[file.identity] = read_shard(file)
-        shards[shard] = read[file.identity]
-    tree = {name: _tensor(path, name, shard, shards[shard]) for name, shard in places.items()}
-    kinds = sorted(
-        {"safetensors" if c.container == "safetensors" else "torch" for c in read.values()}
-    )
-    metadata = {k: v for contents in read.values() for k, v in contents.metadata.items()}
-    files = (index, *(file for contents in read.values() for file in contents.files))
-    return Contents(f"sharded {' and '.join(kinds)}", tree, files, metadata)
-
-
-def weight_map(path: Path) -> dict[str, str]:
-    """Return which shard an index names for each tensor."""
-
-    def fail(reason: str) -> CheckpointError:
-        return damaged(path, f"no readable shard index: {reason}")
-
-    places = decode_json(read_text(path, fail=fail), ShardIndex, fail=fail).weight_map
-    if not places:
-        raise CheckpointError(f"{path}: its weight_map names no tensors")
-    if len(set(places.values())) > MOST_SHARDS:
-        raise CheckpointError(f"{path}: its weight_map names more than {MOST_SHARDS:,} shards")
-    return places
-
-
-def _shard_file(index: SourceFile, shard: str) -> SourceFile:
-    if not _stays_inside(shard):
-        raise CheckpointError(
-            f"{index.path}: names a shard outside its folder: {shard!r}", "do not trust this index"
-        )
-    path = index.path.parent / shard
-    if not path.exists():
-        raise CheckpointError(
-            f"{index.path}: its shard {shard!r} is missing", "copy or download all shards"
-        )
-    return SourceFile.of(path, index.budget)
-
-
-def _stays_inside(shard: str) -> bool:
-    """Decide by the name alone: links are fine, model caches are made of them."""
-    for flavour in (PurePosixPath(shard), PureWindowsPath(shard)):
-        if flavour.anchor or ".." in flavour.parts or not flavour.parts:
-            return False
-    return shard.isprintable()
-
-
-def _tensor(index: Path, name: str, shard: str, contents: Contents) -> object:
-    if not isinstance(contents.tree, Mapping) or name not in contents.tree:
-        held = list(map(str, contents.tree)) if isinstance(contents.tree, Mapping) else []
-        raise CheckpointError(
-            f"{index}: '{name}' is not in its shard {shard!r}",
-            f"the shard holds {listed(held) or 'no tensors'}; copy or download all files again",
-        )
-    return contents.tree[name]
 
 
 MODEL_SUFFIXES = (
@@ -434,6 +254,20 @@ def model_file(folder: Path) -> Path | None:
     return found[0] if found else None
 
 
+def adapter_file(folder: Path) -> Path | None:
+    """Return the file with an adapter's factors, None if a folder is no adapter."""
+    if not (folder / ADAPTER_CONFIG).is_file():
+        return None
+    found = [folder / name for name in ADAPTER_FILES if (folder / name).is_file()]
+    return found[0] if found else None
+
+
+def adapter_folder(path: Path) -> Path | None:
+    """Return the adapter that a folder is, or that a file with factors belongs to."""
+    folder = path.parent if path.name in ADAPTER_FILES else path
+    return folder if adapter_file(folder) is not None else None
+
+
 def _expand(argument: str | Path) -> list[Path]:
     path = Path(argument)
     if path.is_dir():
@@ -487,8 +321,107 @@ def _natural(path: Path) -> list[tuple[int, str, int]]:
 
 def _stem(path: Path) -> str:
     if path.is_dir():
-        return path.resolve().name
+        whole = path.resolve()
+        cached = whole.parent.parent.name.split("--")  # models--OWNER--NAME/snapshots/COMMIT
+        is_cached = whole.parent.name == "snapshots" and cached[0] == "models"
+        return cached[-1] if is_cached else whole.name
     stem = path.name.removesuffix(INDEX)
     while Path(stem).suffix.lower() in MODEL_SUFFIXES:
         stem = Path(stem).stem
     return stem if stem != path.name else path.stem
+
+
+SAFETENSORS = ".safetensors"
+
+
+PROGRAM = ".pt2"
+
+
+OUTPUT_SUFFIXES = (".pt", ".pth", ".bin", ".ckpt", SAFETENSORS)
+
+
+def check_output(
+    path: str | Path,
+    *,
+    inputs: Sequence[str | Path],
+    force: bool,
+    sharded: bool = False,
+    is_program: bool = False,
+) -> None:
+    """Raise `UsageError` if the output cannot or must not be written.
+
+    `is_program`: it is the ending of an exported program, which may be written.
+    """
+    path = Path(path)
+    if path.suffix.lower() == PROGRAM and not is_program:
+        raise UsageError(
+            f"{path}: only an ensemble (`method=ensemble`) is written as a program",
+            f"let the output end in one of {', '.join(OUTPUT_SUFFIXES)}; `fedmerge export` makes "
+            "a program of such a file",
+        )
+    if path.suffix.lower() not in (*OUTPUT_SUFFIXES, PROGRAM):
+        raise UsageError(
+            f"{path}: cannot write a file of this kind",
+            f"let the output end in one of {', '.join(OUTPUT_SUFFIXES)}",
+        )
+    if sharded and path.suffix.lower() != SAFETENSORS:
+        raise UsageError(
+            f"{path}: `shard_size` writes safetensors only",
+            f"let the output end in {SAFETENSORS}",
+        )
+    targets = _shard_files(path) if sharded else output_files(path)
+    check_targets(targets, inputs=inputs, force=force)
+
+
+def check_targets(targets: Sequence[Path], *, inputs: Sequence[str | Path], force: bool) -> None:
+    """Raise `UsageError` if any of the files of one folder cannot or must not be written."""
+    try:
+        _check_targets(targets, inputs, force)
+    except OSError as error:  # a name that is too long, say
+        raise UsageError(f"{targets[0]}: cannot be written ({error.strerror or error})") from None
+
+
+def _check_targets(targets: Sequence[Path], inputs: Sequence[str | Path], force: bool) -> None:
+    path = targets[0]
+    if not path.parent.is_dir():
+        raise UsageError(f"{path}: its folder does not exist", f"mkdir -p {path.parent}")
+    if not os.access(path.parent, os.W_OK):
+        raise UsageError(f"{path}: its folder may not be written to")
+    _refuse_inputs(targets, _files_of(inputs))
+    for target in targets:
+        if target.is_dir():
+            raise UsageError(f"{target}: is a folder, not a file to write")
+        if not force and (target.exists() or target.is_symlink()):
+            raise UsageError(f"{target}: exists already", "overwrite it with `force`")
+
+
+def output_files(path: Path) -> list[Path]:
+    """Return the files that writing a model to `path` creates."""
+    return [path] if path.suffix.lower() == SAFETENSORS else [path, record_path(path)]
+
+
+def _shard_files(path: Path) -> list[Path]:
+    """Return the index, and what is there of an output that it would replace."""
+    found = existing_files(path) if path.parent.is_dir() else []
+    return list(dict.fromkeys([index_path(path), *found]))
+
+
+def _refuse_inputs(targets: Sequence[Path], inputs: Iterable[Path]) -> None:
+    present = [target for target in targets if target.exists()]
+    for source in inputs if present else ():
+        for target in present:
+            if target.samefile(source):
+                raise UsageError(
+                    f"{target}: the output is also an input ({source})",
+                    "inputs are never overwritten; choose another name",
+                )
+
+
+def _files_of(inputs: Sequence[str | Path]) -> Iterator[Path]:
+    """Yield the inputs' files, all files of the folder where an input may be spread over it."""
+    for source in map(Path, inputs):
+        spread = source.is_dir() or source.suffix == ".json"
+        folder = source if source.is_dir() else source.parent
+        for path in folder.rglob("*") if spread else [source]:
+            if path.is_file():
+                yield path

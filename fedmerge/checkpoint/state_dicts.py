@@ -1,6 +1,5 @@
 """The state dict among all that a checkpoint holds, under plain names."""
 
-import re
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -9,10 +8,10 @@ from typing import TypeGuard, TypeVar
 
 import torch
 
+from fedmerge.checkpoint.ema_copies import EMA, Tensors, choose_copy
 from fedmerge.checkpoint.files import MOST_TENSORS, Contents, ReadOptions, listed
 from fedmerge.checkpoint.pickle_machine import Inert, is_module
 from fedmerge.checkpoint.pickled_modules import class_of
-from fedmerge.checkpoint.quantised import check_not_quantised
 from fedmerge.checkpoint.tensors import StoredTensor, describe
 from fedmerge.errors import CheckpointError
 
@@ -67,85 +66,6 @@ def _common_front(names: list[list[str]]) -> list[str]:
     return front
 
 
-Tensors = Mapping[str, StoredTensor]
-_MOST_PREFIXES = 16  # that are tried; wrappers put one or two in front of all names
-_WORD = re.compile(  # model_ema, EMA; EMACallback; modelEma
-    r"(?<![a-zA-Z0-9])(?i:ema)(?![a-zA-Z0-9])"
-    r"|(?<![A-Z])EMA(?=[A-Z][a-z])"
-    r"|(?<=[a-z])(?:EMA|Ema)(?![a-z])"
-)
-
-
-def is_ema(path: str) -> bool:
-    """Whether "ema" is a word of a dotted path.
-
-    >>> [is_ema(path) for path in ("model_ema", "ema.fc.weight", "EMACallback", "modelEMA")]
-    [True, True, True, True]
-    >>> [is_ema(path) for path in ("schema.weight", "SCHEMAView", "email", "emap.weight")]
-    [False, False, False, False]
-    """
-    return _WORD.search(path) is not None
-
-
-def split_ema(tensors: Tensors) -> tuple[Tensors, Tensors]:
-    """Return the raw tensors and their EMA copies, the copies under the raw names.
-
-    Names with the word "ema" that copy nothing are ordinary layers and stay with the raw ones.
-    """
-    tails = {name: _after_ema(name) for name in tensors if is_ema(name)}
-    raw = {name: tensor for name, tensor in tensors.items() if name not in tails}
-    copies = {name: tail for name, tail in tails.items() if tensors[name].is_weight}
-    if not copies:
-        return tensors, {}
-    if not any(tensor.is_weight for tensor in raw.values()):
-        return {}, {tail: tensors[name] for name, tail in tails.items() if tail}
-    for prefix in _prefixes(raw, next(iter(copies.values())))[:_MOST_PREFIXES]:
-        twins = {_squashed(n[len(prefix) :]): n for n in raw if n.startswith(prefix)}
-        if all(
-            _is_copy(tensors, name, twins.get(_squashed(tail))) for name, tail in copies.items()
-        ):
-            pairs = {twins.get(_squashed(tail)): name for name, tail in tails.items()}
-            return raw, {n: tensors[pairs[n]] for n in raw if n in pairs}
-    return tensors, {}
-
-
-def _after_ema(name: str) -> str:
-    parts = name.split(".")
-    place = next(index for index, part in enumerate(parts) if is_ema(part))
-    return ".".join(parts[place + 1 :])
-
-
-def _prefixes(raw: Tensors, tail: str) -> list[str]:
-    """Return each "a.b." in front of a raw name that goes on like the tail, shortest first."""
-    end = _squashed(tail)
-    ends = [
-        (name, len(squashed) - len(end))
-        for name in raw
-        if (squashed := _squashed(name)).endswith(end)
-    ]
-    found = {front for name, letters in ends if (front := _front(name, letters)) is not None}
-    return sorted(found, key=lambda prefix: (prefix.count("."), prefix))
-
-
-def _front(name: str, letters: int) -> str | None:
-    """Return the "a.b." in front of a name that has so many letters, None if none has."""
-    front, left = "", letters
-    for part in name.split(".")[:-1]:
-        if left <= 0:
-            break
-        front, left = f"{front}{part}.", left - len(part)
-    return front if left == 0 else None
-
-
-def _squashed(name: str) -> str:
-    """Drop the dots, as some EMA classes do to get valid buffer names."""
-    return name.replace(".", "")
-
-
-def _is_copy(tensors: Tensors, name: str, twin: str | None) -> bool:
-    return twin is not None and tensors[name].info.shape == tensors[twin].info.shape
-
-
 _Path = tuple[str, ...]
 _DEEPEST = 64  # levels searched; no real checkpoint nests its tensors as deep
 _LONGEST_PATH = 1_000  # characters of all names on the way to a state dict
@@ -188,7 +108,7 @@ def choose(tree: object, options: ReadOptions, *, label: str) -> Choice:
         raise _nothing(found, options, label, optimizer=optimizer)
     if len(pool) > 1:
         raise _several(pool, label)
-    copies = [c.location for c in found if is_ema(c.location) and c not in pool]
+    copies = [c.location for c in found if EMA.search(c.location) and c not in pool]
     notes = (
         *_module_note(pool[0]),
         *(["optimizer states ignored"] if optimizer else []),
@@ -205,8 +125,8 @@ def _module_note(candidate: Candidate) -> tuple[str, ...]:
 
 
 def _pool(found: list[Candidate], options: ReadOptions) -> list[Candidate]:
-    raw = [c for c in found if not is_ema(c.location)]
-    ema = [c for c in found if is_ema(c.location)]
+    raw = [c for c in found if not EMA.search(c.location)]
+    ema = [c for c in found if EMA.search(c.location)]
     # An EMA copy may also hide among the names of the raw state dict.
     return {"raw": raw, "ema": ema or raw, None: raw or ema}[options.weights]
 
@@ -362,6 +282,18 @@ _BESIDES = 4_000_000_000  # bytes that they may read in any case: views with gap
 _LONGEST_NAME = 1_000  # characters
 _MOST_PARTS = 64  # between dots
 _MOST_CHARACTERS = 5_000_000  # of all names: those of fifty thousand tensors, a hundred each
+# The last parts of a library's names, all of which must be there, and the library.
+_QUANTISED: tuple[tuple[tuple[str, ...], str], ...] = (
+    (("bitsandbytes__nf4",), "bitsandbytes, 4 bits"),
+    (("bitsandbytes__fp4",), "bitsandbytes, 4 bits"),
+    (("absmax", "quant_map"), "bitsandbytes, 4 bits"),
+    (("SCB",), "bitsandbytes, 8 bits"),
+    (("qweight", "qzeros", "g_idx"), "GPTQ"),
+    (("qweight", "qzeros", "scales"), "AWQ"),
+    (("weight_packed", "weight_scale"), "compressed-tensors"),
+    (("weight_scale_inv",), "8-bit floats"),
+    (("W_q", "scale", "zero"), "HQQ"),
+)
 _COUNTER = "n_averaged"  # of torch.optim.swa_utils.AveragedModel, beside its "module." names
 
 
@@ -382,8 +314,11 @@ def normalise(contents: Contents, options: ReadOptions, label: str) -> StateDict
     choice = choose(contents.tree, options, label=label)
     chosen = choice.candidate
     _check_names(chosen.tensors, label)
-    check_not_quantised(chosen.tensors, label)
-    tensors, weights, ema_notes = _choose_weights(chosen, options, label)
+    _check_not_quantised(chosen.tensors, label)
+    tensors, weights, ema_notes = chosen.tensors, "raw", list[str]()
+    if options.weights == "ema" or any(map(EMA.search, (chosen.location, *tensors))):
+        copy = choose_copy(chosen.location, tensors, options.weights, label)
+        tensors, weights, ema_notes = copy
     tensors = {name: t for name, t in tensors.items() if name != _COUNTER}
     if contents.files:
         tensors = {name: tensor.within(contents.size) for name, tensor in tensors.items()}
@@ -404,27 +339,6 @@ def normalise(contents: Contents, options: ReadOptions, label: str) -> StateDict
     )
 
 
-def _choose_weights(
-    chosen: Candidate, options: ReadOptions, label: str
-) -> tuple[Tensors, str, list[str]]:
-    if is_ema(chosen.location):
-        copies: dict[str, Tensors] = {"raw": {}, "ema": chosen.tensors}
-    else:
-        raw, ema = split_ema(chosen.tensors)
-        copies = {"raw": raw, "ema": ema}
-    weights = options.weights or ("raw" if copies["raw"] else "ema")
-    taken, left = copies[weights], copies["ema" if weights == "raw" else "raw"]
-    if not taken:
-        raise CheckpointError(
-            f"{label}: has no {weights} weights", "leave out `weights`, or choose the others"
-        )
-    lacking = [name for name in left if name not in taken] if weights == "ema" else []
-    notes = [f"the EMA copy lacks {listed(lacking)}"] if lacking else []
-    if weights == "raw" and left:
-        notes.append(f"an EMA copy of {len(left)} tensors ignored")
-    return taken, weights, notes
-
-
 def _check_names(tensors: Tensors, label: str) -> None:
     if len(tensors) > MOST_TENSORS:
         raise CheckpointError(f"{label}: holds more than {MOST_TENSORS:,} tensors")
@@ -443,6 +357,18 @@ def _check_names(tensors: Tensors, label: str) -> None:
             f"{_MOST_CHARACTERS:,}",
             "save the tensors under names of ordinary length",
         )
+
+
+def _check_not_quantised(names: Iterable[str], label: str) -> None:
+    """Refuse weights that are stored as packed whole numbers with scales beside them."""
+    by_end = {name.rpartition(".")[2]: name for name in names}
+    for ends, kind in _QUANTISED:
+        if all(end in by_end for end in ends):
+            raise CheckpointError(
+                f"{label}: quantised weights ({kind}: '{by_end[ends[0]]}'), which can't be merged",
+                "merge the models before they are quantised, or save them dequantised (in "
+                "transformers: model.dequantize(), then save_pretrained)",
+            )
 
 
 def _check(tensors: Tensors, label: str) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import Any, NoReturn, TypeAlias, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import torch
 
@@ -24,18 +24,15 @@ from fedmerge.checkpoint.files import (
     reason_of,
 )
 from fedmerge.checkpoint.pickle_machine import (
-    NOTHING,
     UNRESOLVED,
     Inert,
     Known,
-    PickleError,
     Trust,
-    Unpickled,
     Uses,
     as_key,
     is_module,
-    read_pickle,
 )
+from fedmerge.checkpoint.pickle_steps import PickleError, Unpickled, read_pickle
 from fedmerge.checkpoint.pickled_modules import read_modules
 from fedmerge.checkpoint.state_dicts import leaves
 from fedmerge.checkpoint.tensors import StoredTensor, View, check_shape, dtype_name, stored, strided
@@ -125,19 +122,20 @@ def _check(is_right: bool) -> None:
         raise ValueError("other arguments than torch writes")
 
 
-def _as(value: object, kind: type[_Kind]) -> _Kind:
+def as_kind(value: object, kind: type[_Kind]) -> _Kind:
+    """Return a value that must be of a kind."""
     _check(isinstance(value, kind))
     return cast(_Kind, value)
 
 
 def _numbers(values: object) -> tuple[int, ...]:
-    items = values if isinstance(values, list) else _as(values, tuple)
+    items = values if isinstance(values, list) else as_kind(values, tuple)
     _check(all(type(item) is int for item in items))
     return tuple(items)
 
 
 def _dtype(value: object) -> torch.dtype:
-    return _as(_as(value, Known).value, torch.dtype)
+    return as_kind(as_kind(value, Known).value, torch.dtype)
 
 
 def _view(
@@ -151,12 +149,12 @@ def _view(
     `place`: offset, size and stride. `marks`: of tensors that are negated lazily.
     """
     offset, size, stride = place
-    base = _as(storage, Storage)
+    base = as_kind(storage, Storage)
     is_negated = bool(marks) and isinstance(marks[0], dict) and bool(marks[0].get("neg"))
     return strided(
         base.locate,
         base.dtype if dtype is None else dtype,
-        View(_as(offset, int), _numbers(size), _numbers(stride), is_negated),
+        View(as_kind(offset, int), _numbers(size), _numbers(stride), is_negated),
         held=base.count * base.dtype.itemsize,
         owner=base.owner,
     )
@@ -185,7 +183,7 @@ def _tensor_v3(
 def _parameter(data: object, *rest: object) -> StoredTensor:
     """Rest: requires_grad, hooks, state."""
     _check(len(rest) <= 3)
-    return _as(data, StoredTensor)
+    return as_kind(data, StoredTensor)
 
 
 def _from_type(function: object, kind: object, arguments: object, state: object) -> object:
@@ -193,10 +191,10 @@ def _from_type(function: object, kind: object, arguments: object, state: object)
 
     Only functions that make tensors: others would copy what nobody counted, or nest for ever.
     """
-    known = _as(function, Known)
+    known = as_kind(function, Known)
     if known.call is None or known.name.removeprefix(_TENSORS_MODULE) not in _TENSORS:
         raise ValueError("other arguments than torch writes")
-    return known.call(*_as(arguments, tuple))
+    return known.call(*as_kind(arguments, tuple))
 
 
 def _unusable(problem: str, size_at: int | None = None) -> Callable[..., StoredTensor]:
@@ -212,7 +210,7 @@ def _unusable(problem: str, size_at: int | None = None) -> Callable[..., StoredT
 
 def _copied_to_device(data: object, dtype: object, *rest: object) -> StoredTensor:
     """Return a tensor of a device that has no storages, which was stored as one of the CPU's."""
-    source, target = _as(data, StoredTensor), _dtype(dtype)
+    source, target = as_kind(data, StoredTensor), _dtype(dtype)
     info = TensorInfo(source.info.shape, dtype_name(target))
     if source.problem:
         return replace(source, info=info)
@@ -225,14 +223,14 @@ def _mapping(*arguments: object) -> dict[object, object]:
     given = arguments[0] if arguments else {}
     if isinstance(given, dict):
         return dict(given)
-    pairs = given if isinstance(given, list) else _as(given, tuple)
+    pairs = given if isinstance(given, list) else as_kind(given, tuple)
     _check(all(isinstance(pair, list | tuple) and len(pair) == 2 for pair in pairs))
     return {as_key(key): value for key, value in pairs}
 
 
 def _encoded(text: object, codec: object = "utf-8") -> Inert:
     """Return what stands for bytes that are written as text; nobody needs their value."""
-    _check(len(_as(text, str)) <= _LONGEST_ENCODED and codec in _CODECS)
+    _check(len(as_kind(text, str)) <= _LONGEST_ENCODED and codec in _CODECS)
     return Inert("bytes")
 
 
@@ -350,12 +348,7 @@ def unsafe(path: Path, globals_: Sequence[str]) -> UnsafeCheckpointError:
     )
 
 
-TORCH_MAGIC = 0x1950A86A20F9469CFC6C  # the first pickle of torch's legacy files
-
-_MOST_PICKLES = 100  # of a file that is none of torch's; nobody puts as many into one
 _PICKLE_RECORD = re.compile(r"[^/]+/data\.pkl")
-_Claim: TypeAlias = tuple[torch.dtype, int]  # what tensors say of a storage: its numbers and count
-_COUNT = 8  # bytes that say how many numbers of a storage follow, in a legacy file
 
 
 def read_zip(file: SourceFile, options: ReadOptions) -> Contents:
@@ -370,18 +363,18 @@ def zip_tree(region: Region, options: ReadOptions) -> object:
     root = record.removesuffix("data.pkl")
     check_byte_order(archive, root)
     storages = ArchiveStorages(archive, f"{root}data/")
-    trust = _trust(region.file.budget, options, storages.load)
+    trust = trusting(region.file.budget, options, storages.load)
     content = archive.content(record)
     content.check()
-    return _with_modules(archive.path, lambda: read_pickle(content, trust)).value
+    return with_modules(archive.path, lambda: read_pickle(content, trust)).value
 
 
-def _trust(budget: Budget, options: ReadOptions, load: Callable[[Any], object]) -> Trust:
+def trusting(budget: Budget, options: ReadOptions, load: Callable[[Any], object]) -> Trust:
     """Return what names stand for where modules may be."""
     return Trust(tensor_names(budget), admitting(options.allow_globals), is_harmless, load)
 
 
-def _with_modules(path: Path, read: Callable[[], Unpickled]) -> Unpickled:
+def with_modules(path: Path, read: Callable[[], Unpickled]) -> Unpickled:
     """Return what a pickle holds; of the modules in it the tensors."""
     found = understood(path, read)
     modules = list(leaves(found.value, is_module))
@@ -431,102 +424,6 @@ def storage_reference(reference: Any) -> tuple[torch.dtype, str, int]:
     if count < 0:
         raise ValueError(f"a storage of {count:,} numbers")
     return kind.value, key, count
-
-
-def read_legacy(file: SourceFile, options: ReadOptions) -> Contents:
-    """Read a file of `torch.save` before 1.6: pickles, then the numbers of all storages."""
-    region, places = file.whole, dict[str, Region]()
-    claims: dict[str, _Claim] = {}
-
-    def load(reference: Any) -> Storage | Known:
-        if reference[0] == "module":  # a class, and the text of its code
-            return _as(reference[1], Known)
-        dtype, key, count = storage_reference(reference)
-        if claims.setdefault(key, (dtype, count)) != (dtype, count):
-            raise ValueError(f"the storage '{key}' has two types or sizes")
-        view = reference[5] if len(reference) > 5 else None
-        size, own, locate = _legacy_view(view, key, count, dtype.itemsize, places)
-        return Storage(dtype, size, (file, own), locate)
-
-    plain = Trust(is_admitted=admitting(options.allow_globals))
-    trust = _trust(file.budget, options, load)
-    found = NOTHING
-    for _ in range(3):  # magic number, version, system
-        found = _next_pickle(region, plain, found)
-    system = found.value
-    tree = _with_modules(file.path, lambda: read_pickle(region, trust, after=found))
-    keys = _next_pickle(region, plain, tree)
-    if isinstance(system, dict) and system.get("little_endian") is False:
-        raise CheckpointError(f"{file.path}: numbers are big-endian", RESAVE)
-    places |= _storage_places(region, keys, claims)
-    return Contents("torch legacy", tree.value, (file,))
-
-
-def _next_pickle(region: Region, trust: Trust, last: Unpickled) -> Unpickled:
-    return understood(region.file.path, lambda: read_pickle(region, trust, after=last))
-
-
-def _legacy_view(
-    view: object, key: str, count: int, itemsize: int, places: Mapping[str, Region]
-) -> tuple[int, object, Any]:
-    """Return count, key and place of a storage, which may be a view of another one."""
-    if view is None:
-        return count, key, lambda: places[key]
-    view_key, offset, size = view if isinstance(view, tuple) else (None, None, None)
-    is_view = isinstance(view_key, str) and type(offset) is int and type(size) is int
-    if not is_view or not 0 <= offset <= offset + size <= count:
-        raise ValueError("a view beyond its storage")
-    return (
-        *(size, (key, view_key)),
-        lambda: places[key].part(offset * itemsize, size * itemsize),
-    )
-
-
-def _storage_places(
-    region: Region, keys: Unpickled, claims: Mapping[str, _Claim]
-) -> dict[str, Region]:
-    """Return where the numbers of each storage lie, in the order of the keys."""
-    path = region.file.path
-    listed = keys.value if isinstance(keys.value, list) else []
-    is_named = all(isinstance(key, str) for key in listed)
-    if not is_named or len(listed) != len(claims) or set(listed) != set(claims):
-        raise damaged(path, "its storages are not those that its tensors need")
-    places: dict[str, Region] = {}
-    place = keys.end
-    for key in listed:
-        dtype, count = claims[key]
-        size = count * dtype.itemsize
-        if place + _COUNT + size > region.size:
-            raise damaged(path, "it ends too early")
-        found = int.from_bytes(region.read(place, _COUNT), "little")
-        if found != count:
-            raise damaged(path, f"a storage has {found:,} numbers, its tensors need {count:,}")
-        places[key] = region.part(place + _COUNT, size)
-        place += _COUNT + size
-    return places
-
-
-def is_torch_pickle(file: SourceFile) -> bool | None:
-    """Return whether a file begins with torch's magic number; None if with no whole pickle."""
-    try:
-        return read_pickle(file.whole, Trust()).value == TORCH_MAGIC
-    except PickleError:
-        return None
-
-
-def refuse_pickle(file: SourceFile, options: ReadOptions) -> NoReturn:
-    """Refuse a pickle that torch did not write; all names of all its pickles are told."""
-    asked: dict[str, None] = {}
-    found = NOTHING
-    try:
-        for _ in range(_MOST_PICKLES):
-            found = read_pickle(file.whole, Trust(), after=found)
-            asked |= dict.fromkeys(found.asked)
-    except PickleError as error:
-        asked |= dict.fromkeys(error.asked)
-    if asked:
-        raise unsafe(file.path, list(asked))
-    raise CheckpointError(f"{file.path}: a pickle but no torch checkpoint", RESAVE)
 
 
 def _pickle_record(path: Path, names: Iterable[str]) -> str:

@@ -12,7 +12,8 @@ from fedmerge.checkpoint.files import (
     damaged,
     open_archive,
 )
-from fedmerge.checkpoint.pickle_machine import Inert, Known, Trust, read_pickle
+from fedmerge.checkpoint.pickle_machine import Inert, Known, Trust
+from fedmerge.checkpoint.pickle_steps import read_pickle
 from fedmerge.checkpoint.tensors import StoredTensor
 from fedmerge.checkpoint.torch_files import ArchiveStorages, admitting, tensor_names, understood
 from fedmerge.errors import CheckpointError

@@ -12,7 +12,6 @@ from .command_line import (
 from .commands import (
     COMMANDS as COMMANDS,
     INTRODUCTION as INTRODUCTION,
-    find_command as find_command,
 )
 from .config import BY_HAND as BY_HAND, configurable as configurable
 from .exit_codes import (
@@ -24,7 +23,6 @@ from .exit_codes import (
     run as run,
 )
 from .help import command_help as command_help, program_help as program_help
-from .next_commands import next_command as next_command
 from .output import Terminal as Terminal, print_table as print_table
 from .plan import pinned_lines as pinned_lines
 from .reference import rewritten as rewritten, table as table

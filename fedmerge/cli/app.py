@@ -18,6 +18,7 @@ from fedmerge.cli.exit_codes import MESSAGE, at_work, foreseen
 from fedmerge.cli.help import command_help, program_help
 from fedmerge.cli.output import Terminal
 from fedmerge.errors import UsageError
+from fedmerge.process import uncollected
 
 _QUIET_HELP: dict[str, Any] = {"help_option_names": []}  # ours is shown
 app = typer.Typer(
@@ -89,7 +90,8 @@ def _callback(command: Command) -> Callable[..., None]:
             _use_threads(given["threads"])
         told = Terminal(given["json"], given["quiet"], given["verbose"], command.speak)
         with foreseen(told):
-            module = importlib.import_module(f"fedmerge.cli.{command.name}")
+            with uncollected():
+                module = importlib.import_module(f"fedmerge.cli.{command.name}")
             with at_work(getattr(module, "STOPPED", MESSAGE)):
                 for note in _notes(context, given):
                     told.note(f"note: {note}")
@@ -125,7 +127,7 @@ def _use_threads(threads: int | None) -> None:
         os.environ[variable] = str(threads)
 
 
-for _command in COMMANDS:
+for _command in COMMANDS.values():
     app.command(_command.name, help=_command.help, context_settings=_QUIET_HELP)(
         _callback(_command)
     )

@@ -5,7 +5,8 @@ from __future__ import annotations
 import difflib
 import inspect
 import re
-from collections.abc import Callable, Mapping, Sequence
+import shlex
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
@@ -28,6 +29,11 @@ GONE: Mapping[str, str] = {  # options of earlier versions, and what became of t
 _QUOTED = re.compile(r"`([a-z][a-z0-9_]*)(?:=([^`]*))?`")  # an option in a message
 _EXPECTED: Mapping[Any, str] = {int: "a whole number", float: "a number", bool: "true or false"}
 _TRUTHS = {"true": True, "false": False}
+CHECKED = ("base", "allow_global")  # a record says how to read clients, not whom to trust
+NEEDED = (  # without these the same clients can't be read, planned or fed
+    *("model", "model_arg", "input_shape", "input_dtype", "numbers", "state", "plan", "keep"),
+    *("key", "weights", "allow_global", "match_by_order", "dtype", "normalize", "channels_last"),
+)
 
 
 @dataclass(frozen=True)
@@ -74,6 +80,21 @@ class Option:
             expected = _EXPECTED[self.kind]
             raise UsageError(f"`{self.name}` is {text!r}, expected {expected}") from None
 
+    def words(self, value: Any, *, is_dial: bool) -> Iterator[str]:
+        """Yield how a value is typed if it was given; a plan as text is a record's, not typed."""
+        for own in (value if self.is_repeatable else [value]) or ():
+            if own is None or own is False or str(own).startswith("{"):
+                continue
+            text = "true" if own is True else str(own)
+            if is_dial:
+                yield from ("--set", f"{self.name}={text}")
+            elif self.kind is bool:
+                yield self.typed[-1]
+            elif text.startswith("-"):
+                yield f"{self.typed[-1]}={text}"
+            else:
+                yield from (self.typed[-1], text)
+
 
 @dataclass(frozen=True)
 class Command:
@@ -89,21 +110,17 @@ class Command:
     usual: tuple[str, ...] = ()  # what --help shows; all if there are none
     known: Mapping[str, Option] = field(default_factory=dict)  # by name, also those of others
 
-    def find(self, name: str) -> Option:
-        """Return what the command means by a name."""
-        return self.known[name]
-
     @property
     def parameters(self) -> tuple[Option, ...]:
         """All that is typed as an argument or an option of its own."""
         names = (*self.arguments, *(name for names in self.options.values() for name in names))
-        return tuple(map(self.find, names))
+        return tuple(self.known[name] for name in names)
 
     @property
     def dial_options(self) -> Mapping[str, Option]:
         """What --set sets, by name."""
         names = (name for names in self.dials.values() for name in names)
-        return {name: self.find(name) for name in names}
+        return {name: self.known[name] for name in names}
 
     @property
     def names(self) -> frozenset[str]:
@@ -128,6 +145,25 @@ class Command:
             return self.spoken(found[1], found[2]) if found[1] in self.known else found[0]
 
         return _QUOTED.sub(spoken, text)
+
+    def suggested(
+        self,
+        arguments: Sequence[str | Path],
+        given: Mapping[str, Any],
+        carried: Sequence[str] = (),
+    ) -> str:
+        """Return the whole command to type, with the options that it carries on from others."""
+        dials = self.dial_options.keys()
+        taken = dials | {option.name for option in self.parameters}
+        words = ["fedmerge", self.name, *map(as_argument, arguments)]
+        for name in (own for own in carried if own in taken):
+            words += self.known[name].words(given.get(name), is_dial=name in dials)
+        return shlex.join(words)
+
+
+def as_argument(path: str | Path) -> str:
+    """Return a path that is no option, whatever its name starts with."""
+    return f"./{path}" if isinstance(path, Path) and str(path).startswith("-") else str(path)
 
 
 def dials_of(

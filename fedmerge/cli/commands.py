@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from fedmerge.cli.command_line import Command
@@ -57,7 +58,7 @@ _TABLE = (
         ("clients",),
         {
             "Output": ("output", "force", "dtype", "report", "dry_run"),
-            "Matching": (*("method", "max_growth", "class_counts", "keep", "seed"),),
+            "Matching": ("method", "base", "max_growth", "class_counts", "keep", "seed"),
             "Architecture": (*_CODE, "plan", "assume_chain"),
             "Probes (with --model or a .pt2)": ("probe_data", "effort", "require", "frontier"),
             "Reading files": ("key", "allow_global"),
@@ -65,7 +66,7 @@ _TABLE = (
         },
         {
             "Output": ("shard_size", *_IMAGES),
-            "Matching": ("max_params", *_MATCHING),
+            "Matching": ("max_params", "scale", *_MATCHING),
             "Architecture": (*_FEEDING, "flatten", "match_by_order"),
             "Probes (with --model or a .pt2)": (
                 *(*_PROBES, "augment", "drop_outliers", "normalize", "channels_last"),
@@ -75,8 +76,8 @@ _TABLE = (
             "Running": ("threads",),
         },
         (
-            *("output", "force", "report", "dry_run", "max_growth", "class_counts", "model"),
-            *("input_shape", "probe_data", "effort", "require", "config"),
+            *("output", "force", "report", "dry_run", "max_growth", "base"),
+            *("model", "input_shape", "probe_data", "effort", "require", "config"),
             *("json", "help", "help_all"),
         ),
     ),
@@ -91,7 +92,10 @@ _TABLE = (
         ),
         ("clients",),
         {
-            "Data": ("shards", "data", "task", "normalize"),
+            "Data": (
+                *("shards", "client_names", "x_key", "y_key", "data", "held_out", "task"),
+                *("normalize", "no_class_counts"),
+            ),
             "Output": ("output", "force", "dtype", "report", "dry_run"),
             "Rounds": ("method", "passes", "rounds"),
             "Local training": ("epochs", "batch_size", "optimizer", "learning_rate"),
@@ -105,9 +109,9 @@ _TABLE = (
             "Running": ("config", "set", *_SAID),
         },
         {
-            "Data": ("channels_last",),
+            "Data": ("channels_last", "classes"),
             "Output": ("shard_size", *_IMAGES),
-            "Rounds": ("mu", "init", "init_epochs"),
+            "Rounds": ("mu", "init", "init_epochs", "probe_data"),
             "Local training": (
                 *("momentum", "weight_decay", "clip_norm", "mixed_precision"),
                 *("partial_weight_decay", "last_rate_factor", "last_epochs_factor"),
@@ -193,7 +197,7 @@ _TABLE = (
         ("merged", "clients"),
         {
             "Architecture": _CODE,
-            "Reading files": ("allow_global",),
+            "Reading files": ("base", "allow_global"),
             "Running": ("set", *_SAID),
         },
         {"Architecture": _FEEDING},
@@ -319,9 +323,4 @@ def _with_options(row: Command) -> Command:
     return replace(row, known={name: known[name] for name in _NAMES})
 
 
-COMMANDS = tuple(map(_with_options, _TABLE))
-
-
-def find_command(name: str) -> Command:
-    """Return the command of a name."""
-    return next(command for command in COMMANDS if command.name == name)
+COMMANDS: Mapping[str, Command] = {row.name: _with_options(row) for row in _TABLE}

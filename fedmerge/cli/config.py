@@ -13,7 +13,7 @@ import typer
 from fedmerge.architecture import plan_to_json
 from fedmerge.checkpoint import open_checkpoint, read_record
 from fedmerge.cli.command_line import CONFIGURED, Command, Option
-from fedmerge.cli.commands import COMMANDS, find_command
+from fedmerge.cli.commands import COMMANDS
 from fedmerge.decoding import decode_json, decode_value, decode_yaml, read_text, shortened
 from fedmerge.errors import CheckpointError, UnsafeCheckpointError, UsageError
 from fedmerge.merging.merge_record import REPLAYED, REPLAYED_PROBES, MergeRecord, record_from_json
@@ -51,7 +51,7 @@ def load_config(context: typer.Context, path: Path) -> None:
     What the file is, its content decides. A record is data, maybe a stranger's: it gives what
     `merging.merge_record` lists and nothing else. A configuration is the user's own word.
     """
-    command = find_command(str(context.command.name))
+    command = COMMANDS[str(context.command.name)]
     context.obj.command = command
     value = _read(path)
     if value.keys() >= _OF_A_RECORD:
@@ -131,7 +131,7 @@ def _record_inside(path: Path) -> dict[str, Any]:
 
 def configurable() -> list[Command]:
     """Return the commands that take a configuration."""
-    return [command for command in COMMANDS if "config" in command.names]
+    return [command for command in COMMANDS.values() if "config" in command.names]
 
 
 def config_options(command: Command) -> dict[str, Option]:
@@ -236,7 +236,7 @@ def replayed_defaults(
         given["clients"] = lambda: _clients(record, path.parent, context)
     if given.get("task", _TASKS[0]) not in _TASKS:
         given["task"] = lambda: _refuse_task(record, path.name)
-    known = find_command(str(context.command.name)).names
+    known = COMMANDS[str(context.command.name)].names
     return {name: default for name, default in given.items() if name in known}
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from fedmerge.api import evaluate
 from fedmerge.cli.arguments import match_options, model_code, note_merged
 from fedmerge.cli.output import (
     Terminal,
@@ -15,6 +14,7 @@ from fedmerge.cli.output import (
     headings,
     metric_names,
 )
+from fedmerge.measuring import evaluate
 from fedmerge.values import wording
 
 _PLANNING = (

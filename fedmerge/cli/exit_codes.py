@@ -275,7 +275,6 @@ def _moved(option: str | None, command: str, arguments: Sequence[str]) -> UsageE
     from fedmerge.cli.command_line import moved_option
     from fedmerge.cli.commands import COMMANDS
 
-    names = {own.name: own for own in COMMANDS}
-    if option is None or command not in names:
+    if option is None or command not in COMMANDS:
         return None
-    return moved_option(names[command], option, arguments)
+    return moved_option(COMMANDS[command], option, arguments)

@@ -33,8 +33,10 @@ def program_help() -> str:
         ),
         *_examples(("fedmerge demo", "fedmerge match a.pt b.pt -o global.pt")),
     ]
-    for panel in dict.fromkeys(command.panel for command in COMMANDS):
-        rows = [(command.name, command.help) for command in COMMANDS if command.panel == panel]
+    for panel in dict.fromkeys(command.panel for command in COMMANDS.values()):
+        rows = [
+            (command.name, command.help) for command in COMMANDS.values() if command.panel == panel
+        ]
         lines += _section(panel, rows, _NARROW)
     return "\n".join([*lines, *_section("Options", _PROGRAM)])
 
@@ -42,7 +44,7 @@ def program_help() -> str:
 def command_help(command: Command, *, whole: bool) -> str:
     """Return the help of a command, of what most need or of all its options and dials."""
     usual = command.usual if command.usual and not whole else tuple(command.names)
-    arguments = [command.find(name) for name in command.arguments]
+    arguments = [command.known[name] for name in command.arguments]
     lines = [
         *_wrapped(f"Usage: fedmerge {command.name} [OPTIONS] {_placed(arguments)}"),
         "",
@@ -51,10 +53,10 @@ def command_help(command: Command, *, whole: bool) -> str:
         *_section("Arguments", [(_place(own), own.sentence) for own in arguments]),
     ]
     for heading, names in command.options.items():
-        shown = [command.find(name) for name in names if name in usual]
+        shown = [command.known[name] for name in names if name in usual]
         rows = [(_typed(own), _explained(own)) for own in shown]
         if whole:
-            dials = map(command.find, command.dials.get(heading, ()))
+            dials = [command.known[name] for name in command.dials.get(heading, ())]
             rows += [(f"--set {own.name}={own.values or 'true'}", own.sentence) for own in dials]
         lines += _section(heading, rows)
     hidden = len(command.names - {*usual, *command.arguments})

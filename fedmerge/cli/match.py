@@ -8,9 +8,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedmerge.api import frontier, match, predict_match
-from fedmerge.checkpoint import expand_paths, record_path, written_path
-from fedmerge.cli.adapter_merges import has_adapters, merge_given
+from fedmerge.api import frontier, match
+from fedmerge.checkpoint import adapter_folder, expand_paths, record_path, written_path
 from fedmerge.cli.arguments import (
     given_plan,
     image_options,
@@ -19,10 +18,12 @@ from fedmerge.cli.arguments import (
     note_merged,
     probe_options,
 )
-from fedmerge.cli.merged_folder import upload_command, width_lines
-from fedmerge.cli.next_commands import NEEDED, TRUSTED, next_command
+from fedmerge.cli.command_line import CHECKED, NEEDED
+from fedmerge.cli.commands import COMMANDS
+from fedmerge.cli.folder_merges import merge_adapters_given, upload_command, width_lines
 from fedmerge.cli.output import Terminal
 from fedmerge.errors import UsageError
+from fedmerge.measuring import predict_match
 from fedmerge.merging.prediction import Prediction
 from fedmerge.merging.result import Merge
 from fedmerge.merging.session import Session
@@ -39,12 +40,12 @@ _AS_GIVEN = ("force", "shard_size", "report", "require", "device")
 
 def run(given: Mapping[str, Any], terminal: Terminal) -> None:
     """Merge the clients, write the result and say what it is."""
-    if has_adapters(given["clients"]):
-        merge_given(given, terminal)
+    if any(map(adapter_folder, expand_paths(given["clients"]))):
+        merge_adapters_given(given, terminal)
         return
     options, probes = match_options(given), _probe_options(given)
     inputs: dict[str, Any] = {"options": options, "model": model_code(given)}
-    inputs["plan"] = given_plan(given)
+    inputs |= {"plan": given_plan(given), "base": given["base"]}
     if given["dry_run"]:
         _predict(given, inputs, terminal)
         return
@@ -55,6 +56,8 @@ def run(given: Mapping[str, Any], terminal: Terminal) -> None:
         inputs |= {"probes": probes, "image": image_options(given), **work}
         inputs |= {name: given[name] for name in _AS_GIVEN}
         if given["frontier"] or given["frontier_plot"] is not None:
+            if inputs.pop("base") is not None:
+                raise UsageError("`frontier` and `base` exclude each other: changes do not grow")
             plot = given["frontier_plot"]
             found = frontier(given["clients"], output=output, frontier_plot=plot, **inputs)
         merge = found.merge if found else match(given["clients"], output=output, **inputs)
@@ -73,7 +76,7 @@ def run(given: Mapping[str, Any], terminal: Terminal) -> None:
     terminal.line(_verdict(merge, output, clients, known))
     checked = [output, *_as_given(clients, _files(merge))]
     terminal.line(f"wrote {written(output)}; check it with:")
-    terminal.line(next_command("verify", checked, given, TRUSTED))
+    terminal.line(COMMANDS["verify"].suggested(checked, given, CHECKED))
     say_page(given, terminal)
     if output.is_dir():
         terminal.line(f"upload it with: {upload_command(output)}")
@@ -139,9 +142,14 @@ def _show_merge(merge: Merge, output: Path, terminal: Terminal) -> None:
     names = wording.listed([client.name for client in merge.clients], wording.MOST_LISTED)
     if merge.quality is not None and merge.quality.is_client:  # what a reader has to know first
         terminal.line(merge.verdict)
-    is_planless = merge.options.method == "average" and not merge.groups
+    base = merge.session.base
+    is_planless = not merge.groups and (base is not None or merge.options.method == "average")
     net = merge.plan.architecture or "one plan"
-    how = ", averaged element by element" if is_planless else f" of {net}"
+    how = f" of {net}"
+    if base is not None:
+        how = f", fine-tunes of {base.name}"
+    elif is_planless:
+        how = ", averaged element by element"
     title = f"{wording.count(len(merge.clients))} clients ({names}){how}"
     rows = [
         [
@@ -159,7 +167,11 @@ def _show_merge(merge: Merge, output: Path, terminal: Terminal) -> None:
         terminal.line(title)
     else:
         terminal.table(title, ["group", "clients", "global", "matched", "scatter"], rows)
-    for line in (*sizes(merge), *width_lines(merge), *ways_to_load(merge, output)):
+    config = merge.session.config
+    said = [] if config is None or merge.is_program else width_lines(merge, config)
+    for line in (*sizes(merge), *said, *ways_to_load(merge, output)):
+        terminal.line(line)
+    for line in _of_base(merge):
         terminal.line(line)
     if merge.shares_start:
         terminal.note(f"note: {_shared_start(merge)}")
@@ -168,6 +180,16 @@ def _show_merge(merge: Merge, output: Path, terminal: Terminal) -> None:
     if merge.options.client_weight:
         counts = [f"{name} {weight:g}" for name, weight in merge.options.client_weight.items()]
         terminal.line(f"clients count: {wording.listed(counts, wording.MOST_LISTED)}")
+
+
+def _of_base(merge: Merge) -> Iterator[str]:
+    """Say what clients changed of their base, and how much of it is in the merge."""
+    base, scale = merge.session.base, merge.options.scale
+    if base is None:
+        return
+    yield from base.lines(merge.clients)
+    if scale is not None:
+        yield f"the merge is {base.name} + {scale:g} × their mean change"
 
 
 def _folder_code(merge: Merge) -> str | None:
@@ -261,7 +283,7 @@ def _verdict(merge: Merge, output: Path, clients: Sequence[Path], given: Mapping
     """Say in one line how good the merge is, as far as it is known, and how to measure it."""
     files: list[str | Path] = [*map(Path, clients), "--global", output]
     needed = {**given, "model": given["model"] or "M"}
-    measure = f"measure it: {next_command('compare', files, needed, NEEDED)} --data FILE"
+    measure = f"measure it: {COMMANDS['compare'].suggested(files, needed, NEEDED)} --data FILE"
     found = merge.quality
     if merge.is_program:
         return f"quality: it is the clients' ensemble itself; {measure}"

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from fedmerge.cli.command_line import Command, Option
-from fedmerge.cli.commands import find_command
+from fedmerge.cli.commands import COMMANDS
 
 _BLOCK = re.compile(r"(<!-- options: (\w+) -->\n).*?(<!-- end -->)", re.S)
 _HEAD = ("| option | value | meaning | default |", "|---|---|---|---|")
@@ -24,17 +24,17 @@ def rewritten(page: str) -> str:
 
 def table(name: str) -> str:
     """Return the options of a command as a table."""
-    return "\n".join((*_HEAD, *_rows(find_command(name))))
+    return "\n".join((*_HEAD, *_rows(COMMANDS[name])))
 
 
 def _rows(command: Command) -> Iterator[str]:
     for heading, names in command.options.items():
         yield f"| **{heading}** | | | |"
         for name in names:
-            own = command.find(name)
+            own = command.known[name]
             yield _row(", ".join(f"`{way}`" for way in own.typed), own)
         for name in command.dials.get(heading, ()):
-            yield _row(f"`--set {name}=…`", command.find(name))
+            yield _row(f"`--set {name}=…`", command.known[name])
 
 
 def _row(typed: str, own: Option) -> str:

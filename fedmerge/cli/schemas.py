@@ -14,7 +14,7 @@ from msgspec import UNSET, Struct, UnsetType
 from fedmerge.architecture.plan_json import JsonPlan
 from fedmerge.cli.config import config_type, configurable
 from fedmerge.decoding import Count
-from fedmerge.merging.adapter_record import AdapterRecord
+from fedmerge.merging.adapters import AdapterRecord
 from fedmerge.merging.record_schema import FrontierEntry, QualityEntry, RecordFile, RoundEntry
 
 Numbers: TypeAlias = dict[str, float | None]  # None: not finite
@@ -61,6 +61,17 @@ class PredictedGroup(Struct, forbid_unknown_fields=True):
     widest: Count
 
 
+class Changes(Struct, forbid_unknown_fields=True):
+    """What clients changed of the base model that they were fine-tuned from."""
+
+    name: str
+    changes: dict[str, float]  # length of a client's change ÷ the base's
+    cosine: float | None  # of two clients' changes, in the mean
+    partial: float  # share of the changed numbers that some clients left as they were
+    missing: list[str]  # tensors that the base does not have: their mean is taken
+    scale: float | None  # of the mean change in the merge; none: an average that is fitted
+
+
 class Merged(Result):
     """`match`: a merge that was written."""
 
@@ -79,6 +90,7 @@ class Merged(Result):
     seconds: float
     frontier: FrontierEntry | UnsetType = UNSET  # with --frontier
     report: str | UnsetType = UNSET  # with --report
+    base: Changes | UnsetType = UNSET  # with --base
 
 
 class MergedAdapters(Result):

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from fedmerge.api import verify
 from fedmerge.cli.arguments import model_code
 from fedmerge.cli.output import Terminal
 from fedmerge.errors import UsageError, VerificationError
+from fedmerge.measuring import verify
 
 
 def run(given: Mapping[str, Any], terminal: Terminal) -> int:
@@ -20,11 +20,14 @@ def run(given: Mapping[str, Any], terminal: Terminal) -> int:
         raise UsageError("--model compares the clients' outputs", "give the clients' files too")
     if given["allow_global"] and not given["clients"]:
         raise UsageError("--allow-global is for the clients' files", "give the clients' files too")
+    if given["base"] is not None and not given["clients"]:
+        raise UsageError("--base is for a merge of clients", "give the clients' files too")
     with terminal.progress() as progress:
         found = verify(
             merged,
             given["clients"] or (),
             model=model,
+            base=given["base"],
             allow_global=given["allow_global"] or (),
             progress=progress,
         )

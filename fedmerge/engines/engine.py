@@ -19,9 +19,14 @@ from fedmerge.process import is_interrupt
 from fedmerge.tracebacks import failure_of, headline, whole_traceback
 from fedmerge.values.arrays import Array
 from fedmerge.values.run_settings import RetryPolicy as RetryPolicy
-from fedmerge.values.work import Arrays, JsonObject, Place, Work, WorkResult, array_bytes
+from fedmerge.values.work import Arrays, JsonObject, Place, Work, WorkResult
 
 Status: TypeAlias = Literal["ok", "app", "lost", "timeout"]
+
+
+def array_bytes(arrays: Arrays) -> int:
+    """Return how many bytes of numbers travel when these arrays are sent."""
+    return sum(array.nbytes for array in arrays.values())
 
 
 @dataclass(frozen=True)

@@ -27,11 +27,8 @@ from .fedma import (
     matching_rounds as matching_rounds,
 )
 from .inputs import (
-    ShardEntry as ShardEntry,
-    Trial as Trial,
+    check_model as check_model,
     open_start as open_start,
-    output_class_counts as output_class_counts,
-    prepare_trial as prepare_trial,
 )
 from .options import (
     EngineName as EngineName,
@@ -40,7 +37,7 @@ from .options import (
     retrain_options as retrain_options,
     running_options as running_options,
 )
-from .preparation import Run as Run, prepare_run as prepare_run
+from .preparation import Run as Run, open_run as open_run, prepare_run as prepare_run
 from .retraining import run_prepared as run_prepared
 from .rounds import Rounds as Rounds
 from .sharding import (
@@ -48,6 +45,7 @@ from .sharding import (
     PartitionOptions as PartitionOptions,
     partition as partition,
 )
+from .survey import ShardEntry as ShardEntry, output_class_counts as output_class_counts
 from .state import (
     RUN_FILE as RUN_FILE,
     STATE_FILE as STATE_FILE,

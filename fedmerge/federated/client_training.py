@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 import msgspec
+import numpy as np
 
 from fedmerge.architecture.model_code import BUILDER, ModelCode
 from fedmerge.decoding import decode_value
@@ -31,7 +32,6 @@ class _Training(msgspec.Struct, frozen=True):
 
     losses: tuple[float, ...]  # of its epochs
     samples: int
-    class_counts: tuple[int, ...] | None
     training_seconds: float
 
 
@@ -82,8 +82,8 @@ def _values_problem(outcome: Outcome, epochs: int) -> str:
         return f"returned values that no training gives ({error.problem})"
     if len(found.losses) != epochs or not all(map(math.isfinite, found.losses)):
         return f"returned the losses {list(found.losses)[:5]}, expected {epochs} finite numbers"
-    if found.samples < 1 or min(found.class_counts or (0,)) < 0:
-        return f"returned {found.samples} samples and the class counts {found.class_counts}"
+    if found.samples < 1:
+        return f"returned {found.samples} samples"
     return ""
 
 
@@ -98,6 +98,18 @@ def evaluation_values(outcome: Outcome) -> dict[str, float]:
     if "loss" not in found:
         raise fail("no `loss`")
     return found
+
+
+def _evaluation_problem(outcome: Outcome) -> str:
+    """Say what is wrong with what a client's evaluation returned, or nothing."""
+    samples = outcome.values.get("samples")
+    if type(samples) is not int or samples < 1:
+        return f"returned {samples!r} as the number of its samples"
+    try:
+        evaluation_values(outcome)
+    except TrainingError as error:
+        return error.problem
+    return ""
 
 
 Hear = Callable[[Outcome], None]
@@ -220,7 +232,7 @@ class Trainer:
             seed=derived_seed(self.options.seed, "training", client, current.number),
         )
         work = replace(
-            self._work(client, self.shards[client]),
+            self._of_client(client),
             training=settings,
             frozen=tuple(self.names.model[name] for name in fixed),
         )
@@ -243,6 +255,37 @@ class Trainer:
             raise TrainingError(problem, outcome.hint, details=outcome.details)
         found = evaluation_values(outcome)
         return {name: v if math.isfinite(v) else None for name, v in found.items()}
+
+    def evaluate_held_out(
+        self, engine: Engine, arrays: Arrays, widths: Widths, *, policy: RetryPolicy
+    ) -> dict[str, float | None]:
+        """Return the means of a global model over all that clients hold out; who fails is left out.
+
+        Every sample counts alike. Names begin with `held_out_`.
+        """
+        padded = self.names.to_model(pad_ties(arrays, self.plan, widths))
+
+        def make_task(client: str) -> Task:
+            work = self._of_client(client).to_json()
+            return Task(f"{EVALUATION}/{client}", client, EVALUATE, padded, work)
+
+        alone = replace(policy, min_clients=1)  # the round is decided already
+        step = run_step(
+            engine,
+            list(self.shards),
+            make_task,
+            policy=alone,
+            find_problem=_evaluation_problem,
+            hear=check_own,
+        )
+        found = [evaluation_values(outcome) for outcome in step.done.values()]
+        sizes = [outcome.values["samples"] for outcome in step.done.values()]
+        means = {n: float(np.average([own[n] for own in found], weights=sizes)) for n in found[0]}
+        return {f"held_out_{n}": v if math.isfinite(v) else None for n, v in means.items()}
+
+    def _of_client(self, client: str) -> ClientWork:
+        own = self._work(client, self.shards[client])
+        return replace(own, held_out=self.options.held_out, reading=self.options.reading)
 
     def _work(self, client: str, shard: str) -> ClientWork:
         return ClientWork(

@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from fedmerge.engines.engine import array_bytes
 from fedmerge.federated.federation import (
     Decided,
     Exchange,
@@ -37,10 +38,10 @@ from fedmerge.merging.averages import Averaging, average_tensor
 from fedmerge.merging.by_weights import bisect, is_same, match_group
 from fedmerge.merging.record_schema import GroupEntry, rounded
 from fedmerge.merging.session import Session
-from fedmerge.training import Stage
 from fedmerge.values.arrays import Array
 from fedmerge.values.plans import Assignment, Plan, Widths
-from fedmerge.values.work import Arrays, array_bytes
+from fedmerge.values.run_settings import Stage
+from fedmerge.values.work import Arrays
 
 LAST_LAYER = "last layer"
 INDEX_BYTES = 8  # of one unit's place in the global layout, as sent to its client

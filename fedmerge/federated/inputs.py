@@ -1,20 +1,19 @@
-"""What rounds are given: clients, shards, evaluation data, and a trial of the model on them."""
+"""What rounds are given: clients, where their data are, and evaluation data of the server's."""
 
 from __future__ import annotations
 
 import glob
-import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
 
 from fedmerge.architecture.model_code import ModelCode
+from fedmerge.architecture.tensor_names import load_checkpoint
 from fedmerge.checkpoint import (
     Checkpoint,
     client_names,
@@ -27,23 +26,22 @@ from fedmerge.errors import CheckpointError, UsageError
 from fedmerge.federated.fedma import local_arrays
 from fedmerge.federated.options import RetrainOptions, Running
 from fedmerge.merging.client_sources import Source, expand_sources, open_clients
-from fedmerge.merging.loading import load_checkpoint
 from fedmerge.merging.merge_record import consistent_record
 from fedmerge.training import (
-    LearningTask,
+    EVALUATION_KEYS,
     Shard,
-    count_classes,
     find_task,
     pair_shards,
     read_shard,
     try_model,
 )
+from fedmerge.training.data_formats import FORMATS, is_one_clients
 from fedmerge.training.samples import Data, is_named
-from fedmerge.training.shards import natural_order, shard_of
+from fedmerge.training.shards import EVALUATION, natural_order, shard_of
 from fedmerge.user_code import (
     derived_seed,
+    find_object,
     handing_over,
-    is_handed_over,
     is_reference,
     seeded,
     state_of,
@@ -51,8 +49,9 @@ from fedmerge.user_code import (
 from fedmerge.values.arrays import Array, IntArray
 from fedmerge.values.plans import Assignment, Plan
 
-SHARD_SUFFIXES = (".npz", ".pt", ".pth", ".safetensors")
-_CHUNK = 1 << 20
+SHARD_SUFFIXES = tuple(FORMATS)
+CLIENTS = "clients"  # the list beside a function of data
+CLIENT = "{client}"  # stands for a client's name in a path that is its own machine's
 
 
 @dataclass(frozen=True)
@@ -132,30 +131,6 @@ def _arrays(shard: Shard) -> tuple[Array, Array]:
 
 
 @dataclass(frozen=True)
-class ShardEntry:
-    """One client's data: where it is, and what the server may know of it."""
-
-    client: str
-    source: str  # a file, or the user's function by reference
-    samples: int
-    class_counts: tuple[int, ...] | None
-    sha256: str  # of the file; of a function's reference
-
-    def to_json(self) -> dict[str, Any]:
-        """Return what the record says of it: no folders."""
-        is_file = not is_reference(self.source)
-        file = Path(self.source).name if is_file else self.source
-        counts = None if self.class_counts is None else list(self.class_counts)
-        return {
-            "client": self.client,
-            "file": file,
-            "sha256": self.sha256,
-            "samples": self.samples,
-            "class_counts": counts,
-        }
-
-
-@dataclass(frozen=True)
 class Start:
     """The clients' models before the first round."""
 
@@ -172,25 +147,57 @@ def open_start(
     model: ModelCode,
     options: RetrainOptions,
     names: Sequence[str] | None = None,
+    *,
+    whole: bool = False,
 ) -> Start:
-    """Return the given checkpoints; the clients of one merged file; or freshly built models."""
+    """Return the given checkpoints; the clients of one merged file; or freshly built models.
+
+    The clients of a merged file have their own units of it, or begin with the `whole` of it.
+    """
     if not sources:
         return _initial_clients(names or _names_of(shards), model, options)
     expanded = expand_sources(sources, least=1)
     if len(expanded) == 1 and isinstance(expanded[0], Path):
-        return _continued(expanded[0], options)
+        return _continued(expanded[0], options, whole=whole)
     clients = open_clients(expand_sources(sources), options.matching.reading, names)
     return Start(clients, is_trained=True, is_initial=False)
 
 
+def _in_folder(folder: Path) -> list[Path]:
+    """Return the shards in a folder: its files, or else its folders."""
+    inside = [path for path in folder.iterdir() if not path.name.startswith(".")]
+    files = [path for path in inside if path.suffix in SHARD_SUFFIXES and path.is_file()]
+    return files or [path for path in inside if path.is_dir() and path.name != "__pycache__"]
+
+
+def is_anywhere(shard: str) -> bool:
+    """Whether a shard says nothing of who is there: a function, or a path with {client} in it."""
+    return is_reference(shard) or CLIENT in shard
+
+
 def _names_of(shards: Sequence[str]) -> list[str]:
     """Return the names that shards give their clients."""
-    if any(map(is_reference, shards)):
-        raise UsageError(
-            "shards from a function say nothing about the clients' names",
-            "give checkpoints whose names the function is called with",
-        )
+    if any(map(is_anywhere, shards)):
+        return _names_beside(shards[0])
     return client_names([Path(shard) for shard in shards])
+
+
+def _names_beside(shard: str) -> list[str]:
+    """Return the list `clients` beside the user's function."""
+    named = None
+    if is_reference(shard):
+        place = shard.rpartition(":")[0]
+        with suppress(UsageError):
+            named = find_object(f"{place}:{CLIENTS}", what="list of the clients' names")
+    if named is None:
+        raise UsageError(
+            f"shards={shard} says nothing about the clients' names",
+            "name them with `client_names=north,south`, by a list `clients` beside the function, "
+            "or by checkpoints",
+        )
+    if not isinstance(named, list | tuple) or not all(isinstance(n, str) and n for n in named):
+        raise UsageError(f"'{CLIENTS}' in {shard} is {named!r}, expected a list of names")
+    return list(named)
 
 
 def _initial_clients(names: Sequence[str], model: ModelCode, options: RetrainOptions) -> Start:
@@ -206,8 +213,8 @@ def _initial_clients(names: Sequence[str], model: ModelCode, options: RetrainOpt
     return Start(clients, is_trained=False, is_initial=True)
 
 
-def _continued(path: Path, options: RetrainOptions) -> Start:
-    """Return the clients of a merged file at their own widths, cut out of the global model."""
+def _continued(path: Path, options: RetrainOptions, *, whole: bool) -> Start:
+    """Return the clients of a merged file: at their own widths, cut out of it, or all of it."""
     try:
         value = read_record(path)
     except CheckpointError as error:
@@ -221,12 +228,15 @@ def _continued(path: Path, options: RetrainOptions) -> Start:
     widths = {entry.name: entry.width for entry in record.groups}
     clients = []
     for source in record.sources:
+        if whole:
+            clients.append(client_in_memory(merged, arrays, source.name))
+            continue
         placement = {
             group: Assignment(_in_one_order(indices), widths[group])
             for group, indices in record.assignments[source.name].items()
         }
         own = {**arrays, **local_arrays(arrays, record.plan, placement)}
-        clients.append(_in_memory(merged, own, source.name))
+        clients.append(client_in_memory(merged, own, source.name))
     return Start(
         clients,
         is_trained=False,
@@ -241,8 +251,8 @@ def _in_one_order(indices: IntArray) -> IntArray:
     return np.sort(indices, axis=1) if indices.ndim > 1 else indices
 
 
-def _in_memory(merged: Checkpoint, arrays: Mapping[str, Any], name: str) -> Checkpoint:
-    """Return a checkpoint with a merged file's names, ties and dtypes."""
+def client_in_memory(merged: Checkpoint, arrays: Mapping[str, Any], name: str) -> Checkpoint:
+    """Return a client of these arrays, with another checkpoint's names, ties and dtypes."""
     tensors: dict[str, torch.Tensor] = {}
     for own, info in merged.tensors.items():
         first = merged.aliases.get(own, own)
@@ -258,11 +268,10 @@ def expand_shards(arguments: Sequence[str | Path]) -> list[str]:
     shards: list[str] = []
     for argument in map(str, arguments):
         path = Path(argument)
-        if is_reference(argument) or path.is_file():
+        if is_anywhere(argument) or path.is_file() or (path.is_dir() and is_one_clients(path)):
             shards.append(argument)
         elif path.is_dir():
-            files = [p for p in path.iterdir() if p.suffix in SHARD_SUFFIXES and p.is_file()]
-            shards += map(str, sorted(files, key=natural_order))
+            shards += map(str, sorted(_in_folder(path), key=natural_order))
         elif found := glob.glob(argument):  # noqa: PTH207 (absolute patterns too)
             shards += sorted(found, key=natural_order)
         else:
@@ -274,101 +283,38 @@ def expand_shards(arguments: Sequence[str | Path]) -> list[str]:
     return shards
 
 
-def open_shards(
-    names: Sequence[str],
-    shards: Sequence[str],
-    options: RetrainOptions,
-    *,
-    look: Callable[[Shard], None],
-) -> tuple[list[ShardEntry], str]:
-    """Return every client's shard, each read and shown to `look` once, and how they were paired."""
-    if len(shards) == 1 and is_reference(shards[0]):
-        pairs, why = dict.fromkeys(names, shards[0]), f"shards come from {shards[0]}"
-    else:
-        pairing = pair_shards(names, [Path(shard) for shard in shards])
-        pairs, why = {name: str(path) for name, path in pairing.shards.items()}, pairing.why
-    entries = []
-    for name in names:
-        shard = read_shard(pairs[name], client=name, preparation=options.preparation)
-        look(shard)
-        entries.append(_shard_entry(shard, pairs[name], options.task))
-    return entries, why
+def pair_sources(names: Sequence[str], shards: Sequence[str]) -> tuple[dict[str, str], str]:
+    """Return where every client's data are, and how they were paired; nothing is opened."""
+    if len(shards) == 1 and is_anywhere(shards[0]):
+        return {name: shards[0].replace(CLIENT, name) for name in names}, f"shards: {shards[0]}"
+    pairing = pair_shards(names, [Path(shard) for shard in shards])
+    return {name: str(path) for name, path in pairing.shards.items()}, pairing.why
 
 
-def _shard_entry(shard: Shard, source: str, task: str) -> ShardEntry:
-    counts = count_classes(find_task(task), shard.targets)
-    return ShardEntry(
-        shard.name,
-        source,
-        len(shard),
-        None if counts is None else tuple(counts.tolist()),
-        shard.sha256() if is_handed_over(source) else source_digest(source),
-    )
+def check_model(
+    code: ModelCode, client: Checkpoint, options: RetrainOptions, *, device: str, data: str | None
+) -> None:
+    """Refuse a model that can't be trained, or that can't be evaluated on the server's own data.
 
-
-def source_digest(source: str) -> str:
-    """Return the SHA-256 of a file's bytes, or of a reference's text."""
-    content = hashlib.sha256()
-    if is_reference(source):
-        content.update(source.encode())
-        return content.hexdigest()
-    with Path(source).open("rb") as file:
-        while chunk := file.read(_CHUNK):
-            content.update(chunk)
-    return content.hexdigest()
-
-
-def output_class_counts(
-    entries: Sequence[ShardEntry], outputs: set[int]
-) -> dict[str, list[int]] | str:
-    """Return every client's count per output, or why there is none."""
-    if not outputs:
-        return "its outputs are made by no tensor of their own, but by tied weights"
-    if len(outputs) > 1:
-        return "there are outputs of several sizes"
-    [size] = outputs
-    counts: dict[str, list[int]] = {}
-    for entry in entries:
-        if entry.class_counts is None:
-            return "the task counts no classes; if there are any, give `class_counts`"
-        if len(entry.class_counts) > size:
-            found = f"{entry.client} has {len(entry.class_counts)} classes"
-            return f"{found}, but there are {size} outputs; give `class_counts`"
-        counts[entry.client] = [*entry.class_counts, *[0] * (size - len(entry.class_counts))]
-    return counts
-
-
-@dataclass(frozen=True)
-class Trial:
-    """One client's model, which stands for all: hidden widths change nothing of what fits."""
-
-    model: nn.Module
-    task: LearningTask
-    seed: int
-    device: str
-
-    def train_on(self, shard: Shard) -> None:
-        """Refuse samples on which a client could not train."""
-        self._try(shard, training=True)
-
-    def evaluate_on(self, shard: Shard) -> None:
-        """Refuse samples on which global models could not be evaluated."""
-        self._try(shard, training=False)
-
-    def _try(self, shard: Shard, *, training: bool) -> None:
-        with seeded(self.seed, self.device):
-            try_model(self.model, shard, self.task, training=training, device=self.device)
-
-
-def prepare_trial(
-    code: ModelCode, client: Checkpoint, task: str, *, seed: int, device: str
-) -> Trial:
-    """Return the trial of a client's model, which must be one that can be trained."""
-    with seeded(seed, device):
+    One client's model stands for all: hidden widths change nothing of what fits.
+    """
+    task = find_task(options.task)
+    with seeded(options.seed, device):
         built = code.build()
         if isinstance(built, torch.jit.ScriptModule | torch.fx.GraphModule):
             raise UsageError(
                 f"`model={code.factory}` is an exported model, which can't be trained here",
                 "give the code that builds it: file.py:name",
             )
-        return Trial(load_checkpoint(lambda: built, client), find_task(task), seed, device)
+        model = load_checkpoint(lambda: built, client)
+    if data is None:
+        return
+    shard = read_shard(
+        data,
+        client=EVALUATION,
+        keys=EVALUATION_KEYS,
+        preparation=options.preparation,
+        reading=options.reading,
+    )
+    with seeded(options.seed, device):
+        try_model(model, shard, task, training=False, device=device)

@@ -4,35 +4,33 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from fedmerge import __version__
 from fedmerge.architecture import plan_to_json
 from fedmerge.architecture.model_code import ModelCode
 from fedmerge.architecture.tensor_names import model_names
+from fedmerge.engines import Engine
 from fedmerge.federated.algorithms import METHODS, Beginning
 from fedmerge.federated.client_training import ModelNames, Trainer
 from fedmerge.federated.federation import Method
 from fedmerge.federated.inputs import (
-    ShardEntry,
     Start,
+    check_model,
     expand_shards,
-    open_shards,
     open_start,
-    prepare_trial,
-    source_digest,
+    pair_sources,
 )
 from fedmerge.federated.options import RetrainOptions, Running
+from fedmerge.federated.survey import survey
 from fedmerge.merging.client_sources import Source
 from fedmerge.merging.options import options_to_json
+from fedmerge.merging.record_schema import ShardEntry
 from fedmerge.merging.session import Session, prepare
-from fedmerge.training import EVALUATION_KEYS, Shard, array_dtypes, read_shard, tied_names
-from fedmerge.training.shards import EVALUATION
+from fedmerge.probes.options import ProbeOptions
+from fedmerge.training import array_dtypes, source_digest, tied_names
 from fedmerge.user_code import parameters_of
 from fedmerge.values.nesting import with_inside
 from fedmerge.values.plans import Plan
@@ -58,77 +56,99 @@ class Run:
         return tuple(entry.client for entry in self.shards)
 
 
-def prepare_run(
+@dataclass(frozen=True)
+class Opened:
+    """Clients, their model's code, and where their data are: nobody looked at these yet."""
+
+    start: Start
+    model: ModelCode
+    options: RetrainOptions
+    sources: Mapping[str, str]  # client → file, or the user's function by reference
+    data: str | None  # what whole global models are evaluated on, by the server
+    notes: tuple[str, ...]
+
+    @property
+    def clients(self) -> tuple[str, ...]:
+        """The clients' names."""
+        return tuple(self.sources)
+
+
+def open_run(
     sources: Sequence[Source],
     shards: Sequence[str | Path],
     options: RetrainOptions,
     *,
     model: ModelCode,
-    plan: Plan | None = None,
     data: str | None = None,
     running: Running | None = None,
     names: Sequence[str] | None = None,
-) -> Run:
-    """Open clients and shards, try the model on them, plan it, and choose the rounds.
+) -> Opened:
+    """Open clients, pair them with their data, and refuse what can't be trained or evaluated.
 
     `names` are the clients', where they are not those of files.
     """
     running = running or Running(device="cpu")
     files = expand_shards(shards)
-    start = open_start(sources, files, model, options, names)
+    whole = METHODS[options.method].continues_whole
+    start = open_start(sources, files, model, options, names, whole=whole)
     running.check_enough(len(start.clients))
-    device = running.devices[0]
-    entries, notes, first = _open_data(start, files, options, model=model, data=data, device=device)
-    model = model.fed_with(first)
+    check_model(model, start.clients[0], options, device=running.devices[0], data=data)
+    pairs, why = pair_sources([client.name for client in start.clients], files)
+    return Opened(start, model, options, pairs, data, () if start.is_initial else (why,))
+
+
+def prepare_run(
+    opened: Opened,
+    engine: Engine,
+    *,
+    plan: Plan | None = None,
+    running: Running | None = None,
+    known: Mapping[str, ShardEntry] | None = None,
+) -> Run:
+    """Let clients try the model on their data, plan it, and choose the rounds.
+
+    `known` is what a run that goes on was told of its clients' data.
+    """
+    running, options, start = running or Running(device="cpu"), opened.options, opened.start
+    seen = survey(
+        engine,
+        opened.sources,
+        options,
+        model=opened.model,
+        policy=running.policy,
+        known=known or {},
+    )
+    model = opened.model.fed_like(seen.fed)
     algorithm = METHODS[options.method]
-    matching = replace(options.matching, method=algorithm.merge)
-    given = plan or start.plan
-    session = prepare(start.clients, matching, plan=given, model=model, device=device, is_run=True)
+    session = prepare(
+        start.clients,
+        replace(options.matching, method=algorithm.merge),
+        plan=plan or start.plan,
+        model=model,
+        device=running.devices[0],
+        is_run=True,
+    )
     # Rounds place one group after the other, in every client: units inside heads all alike.
-    session = replace(session, plan=with_inside(session.plan, {}))
-    if plan is not None or start.plan is None:  # else they tell how the merged file was planned
-        notes = [*notes, *session.plan.notes]
+    if session.plan.inside:
+        session = replace(session, plan=with_inside(session.plan, {}))
+    # A merged file's record told already how it was planned.
+    planned = session.plan.notes if plan is not None or start.plan is None else ()
     model_names_of = _names(session, model)
     epochs = _first_epochs(start, options)
     method, warnings = algorithm.begin(
-        Beginning(session, options, entries, model_names_of.trainable, epochs)
+        Beginning(session, options, seen.shards, model_names_of.trainable, epochs)
     )
-    sources_of = {entry.client: entry.source for entry in entries}
     return Run(
         options=options,
         start=start,
         session=session,
-        shards=entries,
-        trainer=Trainer(model, model_names_of, session.plan, sources_of, options),
+        shards=seen.shards,
+        trainer=Trainer(model, model_names_of, session.plan, opened.sources, options),
         method=method,
-        notes=tuple(notes),
-        warnings=(*session.warnings, *warnings),
-        identity=_identity(session, options, start, entries, model, data),
+        notes=(*opened.notes, *seen.notes, *planned),
+        warnings=(*session.warnings, *seen.warnings, *warnings),
+        identity=_identity(session, opened, seen.shards, model),
     )
-
-
-def _open_data(
-    start: Start,
-    files: Sequence[str],
-    options: RetrainOptions,
-    *,
-    model: ModelCode,
-    data: str | None,
-    device: str,
-) -> tuple[list[ShardEntry], list[str], Shard]:
-    """Return the shards, what to say of them, and the first; all data fit the model and task."""
-    read = partial(read_shard, preparation=options.preparation)
-    trial = prepare_trial(model, start.clients[0], options.task, seed=options.seed, device=device)
-    if data is not None:
-        trial.evaluate_on(read(data, client=EVALUATION, keys=EVALUATION_KEYS))
-    names = [client.name for client in start.clients]
-    entries, paired = open_shards(names, files, options, look=trial.train_on)
-    first = read(entries[0].source, client=entries[0].client)
-    notes = [] if start.is_initial else [paired]
-    if options.preparation.mean and first.x.dtype != np.uint8:
-        found = f"{first.origin} holds {first.x.dtype}, taken as it is"
-        notes.append(f"`normalize` is for bytes: {found}")
-    return entries, notes, first
 
 
 def _first_epochs(start: Start, options: RetrainOptions) -> int:
@@ -156,15 +176,18 @@ def _names(session: Session, code: ModelCode) -> ModelNames:
     return ModelNames(names, dict(aliases), frozenset(own), first, dtypes)
 
 
+def _probes_digest(probes: ProbeOptions) -> str:
+    """Return what tells inputs that units are compared on: a file by its content."""
+    data = probes.data
+    is_file = isinstance(data, str | Path)
+    return json.dumps({**probes.to_json(), "sha256": source_digest(str(data)) if is_file else None})
+
+
 def _identity(
-    session: Session,
-    options: RetrainOptions,
-    start: Start,
-    entries: Sequence[ShardEntry],
-    model: ModelCode,
-    data: str | None,
+    session: Session, opened: Opened, entries: Sequence[ShardEntry], model: ModelCode
 ) -> dict[str, Any]:
     """Return all that the result depends on, in the order in which differences are named."""
+    options, data = opened.options, opened.data
     matching = options_to_json(options.matching, session.dials)
     place, _, name = model.name.rpartition(":")
     code = source_digest(place) if place.endswith(".py") else None
@@ -172,9 +195,10 @@ def _identity(
         "fedmerge": __version__,
         "options": {**matching, **options.to_json()},
         "model": {"name": name, "arguments": dict(model.arguments), "sha256": code},
-        "continued_from": start.continued,
+        "probes": None if options.init != "matched" else _probes_digest(options.probes),
+        "continued_from": opened.start.continued,
         "clients": {client.name: client.sha256() for client in session.clients},
-        "shards": {entry.client: entry.sha256 for entry in entries},
+        "shards": {entry.client: asdict(entry) for entry in entries},
         "data": None if data is None else source_digest(data),
         "plan": plan_to_json(session.plan),
     }

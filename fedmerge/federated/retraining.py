@@ -13,16 +13,16 @@ import numpy as np
 
 from fedmerge.architecture import count_parameters
 from fedmerge.checkpoint import Values
+from fedmerge.engines import Engine
 from fedmerge.federated.events import HearEvent, RunFinished, RunStarted
 from fedmerge.federated.federation import pad_ties
-from fedmerge.federated.inputs import ShardEntry
 from fedmerge.federated.options import RetrainOptions, Running
 from fedmerge.federated.preparation import Run
 from fedmerge.federated.rounds import Keep, Rounds, keep_nothing, whole_model
 from fedmerge.federated.state import SavedState, WorkDir
 from fedmerge.federated.work_dir import keep_layer
 from fedmerge.merging.prediction import Prediction, predict
-from fedmerge.merging.record_schema import RoundEntry
+from fedmerge.merging.record_schema import RoundEntry, ShardEntry
 from fedmerge.merging.result import Merge
 from fedmerge.values.arrays import Array
 from fedmerge.values.clients import Client
@@ -69,7 +69,7 @@ class Retrained(Merge):
         retraining = {
             "options": self.retraining.to_json(),
             "continued_from": self.continued,
-            "shards": [entry.to_json() for entry in self.shards],
+            "shards": [asdict(entry) for entry in self.shards],
             "rounds": [entry.to_record() for entry in self.rounds],
         }
         return {**super().record(digests), "retrain": retraining}
@@ -77,6 +77,7 @@ class Retrained(Merge):
 
 def run_prepared(
     run: Run,
+    engine: Engine,
     *,
     data: str | None,
     work_dir: WorkDir | None,
@@ -91,15 +92,11 @@ def run_prepared(
         state = work_dir.begin(run, None if output is None else Path(output)) or state
     rounds = len(run.method.rounds)
     hear(RunStarted(run.options.method, run.clients, rounds, len(state.rounds)))
-    engine = running.start_engine(run.clients)
     save = (lambda state: None) if work_dir is None else partial(work_dir.save, run)
     keep: Keep = keep_nothing
     if work_dir is not None:
         keep = partial(keep_layer, work_dir.path, run.session.plan)
-    try:
-        state = Rounds(run, engine, running, data, save, hear, keep).finish(state)
-    finally:
-        engine.close()
+    state = Rounds(run, engine, running, data, save, hear, keep).finish(state)
     hear(RunFinished(rounds, round(time.monotonic() - began, 3)))
     return _retrained(run, state)
 
@@ -122,6 +119,7 @@ def _retrained(run: Run, state: SavedState) -> Retrained:
         ),
         width_limit=None,
         warnings=run.warnings,
+        probes=run.options.probes.to_json() if run.options.init == "matched" else None,
         arrays=pad_ties(whole_model(federation), session.plan, federation.widths),
         retraining=run.options,
         shards=run.shards,

@@ -83,7 +83,9 @@ class Rounds:
         if exchange.matched is not None:
             matched = exchange.matched
             self.hear(GroupMatched(current.number, matched.name, matched.width, matched.match_rate))
-        entry = _entry(current, step, exchange, self._evaluated(exchange.federation, current))
+        entry = _entry(
+            current, step, exchange, self._evaluated(exchange.federation, current, engine)
+        )
         return exchange.federation, replace(
             entry,
             moved_up=sum(engine.up.values()),
@@ -119,17 +121,24 @@ class Rounds:
             if not self._is_last(outcome):
                 self.hear(client_failed(outcome, current, is_last=True))
 
-    def _evaluated(self, federation: Federation, current: Round) -> Metrics | None:
+    def _evaluated(self, federation: Federation, current: Round, engine: Engine) -> Metrics | None:
         """Return how good the global model is, where there is one and data."""
-        if self.data is None or not current.completes:
+        if not current.completes:
             return None
-        return self.run.trainer.evaluate(
-            whole_model(federation),
-            federation.widths,
-            self.data,
-            device=self.running.devices[0],
-            threads=self.running.threads_per_client,
-        )
+        model, widths, trainer = whole_model(federation), federation.widths, self.run.trainer
+        metrics: dict[str, float | None] = {}
+        if self.data is not None:
+            metrics |= trainer.evaluate(
+                model,
+                widths,
+                self.data,
+                device=self.running.devices[0],
+                threads=self.running.threads_per_client,
+            )
+        if self.run.options.held_out:
+            policy = self.running.policy
+            metrics |= trainer.evaluate_held_out(engine, model, widths, policy=policy)
+        return metrics or None
 
 
 def whole_model(federation: Federation) -> Arrays:

@@ -28,7 +28,7 @@ from fedmerge.federated.work_dir import (
     write_sealed,
     write_sealed_text,
 )
-from fedmerge.merging.record_schema import WHY_MISSING, GroupEntry, RoundEntry
+from fedmerge.merging.record_schema import WHY_MISSING, GroupEntry, RoundEntry, ShardEntry
 from fedmerge.values.arrays import Array
 from fedmerge.values.plans import Assignment, Widths, axis_size
 from fedmerge.values.wording import listed
@@ -83,6 +83,7 @@ _DIFFERENCES: Mapping[str, Callable[[str, Any, Any], str]] = {
     "name": lambda name, found, saved: f"`model` is {found}, was {saved}",
     "arguments": lambda name, found, saved: f"`model_arg` is {found}, was {saved}",
     "sha256": _given_difference,
+    "probes": lambda name, found, saved: "the inputs of `init=matched` are others",
     "continued_from": _given_difference,
     "clients": _files_difference,
     "shards": _files_difference,
@@ -303,9 +304,10 @@ class _RunFile(msgspec.Struct, frozen=True):
     fedmerge: str
     options: dict[str, Any]
     model: _CodeFile
+    probes: str | None
     continued_from: str | None
     clients: dict[str, str]
-    shards: dict[str, str]
+    shards: dict[str, ShardEntry]
     data: str | None
     plan: dict[str, Any]
     output: str | None
@@ -402,8 +404,13 @@ class WorkDir:
         if not os.path.lexists(path) or not os.path.lexists(self.path / STATE_FILE):
             return None
         found = read_sealed_text(path, _RunFile, fail=self._damaged(path))
-        values: dict[str, Any] = msgspec.to_builtins(found)
+        values: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(found))
         return {name: value for name, value in values.items() if name != "sha256"}
+
+    def known_shards(self) -> dict[str, ShardEntry]:
+        """Return what the run in the folder, if there is one, was told of its clients' data."""
+        saved = self._saved_run() or {}
+        return {n: msgspec.convert(e, ShardEntry) for n, e in saved.get("shards", {}).items()}
 
     def save(self, run: Run, state: SavedState) -> None:
         """Replace the state by the one after another round."""

@@ -14,22 +14,19 @@ from .features import (
     add_mapped as add_mapped,
     gather_units as gather_units,
 )
-from .inner_units import match_inside as match_inside
-from .representatives import (
-    SAME as SAME,
-    Selection as Selection,
+from .group_matching import (
+    keep_apart as keep_apart,
+    match_units as match_units,
     represent as represent,
-    select_units as select_units,
 )
+from .inner_units import match_inside as match_inside
 from .scores import (
-    HOMELESS as HOMELESS,
     ClientUnits as ClientUnits,
     GroupMatching as GroupMatching,
     Prior as Prior,
     Products as Products,
     SearchOptions as SearchOptions,
     Shortcuts as Shortcuts,
-    Slots as Slots,
     SolverName as SolverName,
     TooWide as TooWide,
     UnitFeatures as UnitFeatures,
@@ -37,6 +34,9 @@ from .scores import (
     existing_rewards as existing_rewards,
     new_rewards as new_rewards,
     prior_at_threshold as prior_at_threshold,
+)
+from .slots import (
+    HOMELESS as HOMELESS,
+    Slots as Slots,
     products_with_others as products_with_others,
 )
-from .sweeps import keep_apart as keep_apart, match_units as match_units

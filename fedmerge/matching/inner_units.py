@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from fedmerge.matching.group_matching import keep_apart
 from fedmerge.matching.scores import GroupMatching, UnitFeatures
-from fedmerge.matching.sweeps import keep_apart
 from fedmerge.values.arrays import Float64Array, IntArray
 from fedmerge.values.plans import Assignment
 

@@ -8,29 +8,23 @@ import numpy as np
 
 from fedmerge.errors import MatchingError
 from fedmerge.matching.assignment import NEW, StepProblem, best_step, distinct_favourites
-from fedmerge.matching.pairs import is_pair, match_pair
 from fedmerge.matching.scores import (
-    HOMELESS,
     ClientUnits,
     GroupMatching,
     Prior,
     Products,
     SearchOptions,
     Shortcuts,
-    Slots,
     TooWide,
-    UnitFeatures,
     as_slice,
     base_scores,
-    client_units,
     existing_rewards,
     new_rewards,
-    products_at_home,
-    products_with_others,
     row_chunks,
     row_products,
     row_squares,
 )
+from fedmerge.matching.slots import HOMELESS, Slots, products_at_home, products_with_others
 from fedmerge.values.arrays import Float64Array, FloatArray, IntArray
 from fedmerge.values.plans import Assignment
 
@@ -258,40 +252,18 @@ def _slots_of(targets: IntArray, view: View) -> IntArray:
     return slots
 
 
-# Rewards are differences of the products; below this share of sigma float32 products drown them.
-EXACT_BELOW = 1e-4  # sigma/(sigma+sigma0)
-
-
-def match_units(
-    units: Sequence[UnitFeatures],
+def sweep_units(
+    clients: Sequence[ClientUnits],
     prior: Prior,
     options: SearchOptions,
     *,
     max_width: int | None,
     rng: np.random.Generator,
-    shortcuts: Shortcuts = Shortcuts(),  # noqa: B008, a frozen value
-    progress: Callable[[float], None] = lambda share: None,
-    is_hopeless: Callable[[int], bool] = lambda width: False,
+    shortcuts: Shortcuts,
+    progress: Callable[[float], None],
+    is_hopeless: Callable[[int], bool],
 ) -> GroupMatching:
-    """Match one group's units over all clients, each (units, features), by maximum a posteriori.
-
-    The widest client comes first, the others once in their order, then sweeps in random order
-    until one changes nothing. Global units are numbered by their first owner in that order, and by
-    its units: the widest client keeps its numbering. `progress` hears the share of the visits that
-    are made at least. Where the global units of so far are hopelessly many, `TooWide` is raised.
-    """
-    exact = prior.sigma < EXACT_BELOW * (prior.sigma + prior.sigma0)
-    clients = [client_units(features, exact=exact) for features in units]
-    _check(clients, max_width)
-    if shortcuts.pair and is_pair(clients):
-        return match_pair(
-            clients,
-            prior,
-            options,
-            max_width=max_width,
-            shortcuts=shortcuts,
-            is_hopeless=is_hopeless,
-        )
+    """Match one group's units: the widest client first, the others in their order, then sweeps."""
     order = sorted(range(len(clients)), key=lambda client: -clients[client].features.count)
     slots = Slots(clients, clients[order[0]].features.count)
     visitor = Visitor(clients, slots, prior, options, max_width=max_width, shortcuts=shortcuts)
@@ -308,7 +280,9 @@ def match_units(
             progress(0.5 + done / (2 * len(order)) if sweeps == 1 else 1.0)
             changed |= visitor.visit(client)
     assignments = _number(slots, order)
-    squares = row_squares(slots.sums[:, : units[0].weights.shape[1]])  # without tie-breakers
+    squares = row_squares(
+        slots.sums[:, : clients[0].features.weights.shape[1]]
+    )  # without tie-breakers
     return GroupMatching(
         assignments,
         assignments[0].width,
@@ -316,36 +290,6 @@ def match_units(
         _scatter(clients, slots, squares),
         _similarities(clients, slots, squares),
     )
-
-
-def keep_apart(counts: Sequence[int]) -> GroupMatching:
-    """Return the matching of clients with these unit counts side by side, nothing matched."""
-    width = sum(counts)
-    starts = np.cumsum([0, *counts[:-1]])
-    assignments = tuple(
-        Assignment(np.arange(start, start + count, dtype=np.int64), width)
-        for start, count in zip(starts, counts, strict=True)
-    )
-    return GroupMatching(assignments, width, sweeps=0, scatter=0.0)
-
-
-def _check(clients: Sequence[ClientUnits], max_width: int | None) -> None:
-    """Refuse what has no admissible matching."""
-    assert clients, "no clients"
-    lengths = {c.features.weights.shape[1:] + c.features.ties.shape[1:] for c in clients}
-    assert len(lengths) == 1, "clients with different features"
-    for number, client in enumerate(clients, start=1):
-        if not np.isfinite(client.squares).all():
-            raise MatchingError(
-                f"client {number}: a unit's weights are not finite, or too large to be squared",
-                "look for NaN, infinite or very large weights in that client's file",
-            )
-    widest = max(client.features.count for client in clients)
-    if max_width is not None and max_width < widest:
-        raise MatchingError(
-            f"a global width of at most {max_width} cannot hold a client of {widest} units",
-            "allow at least the widest client's width",
-        )
 
 
 def _number(slots: Slots, order: Sequence[int]) -> tuple[Assignment, ...]:

@@ -22,10 +22,16 @@ from .client_sources import expand_sources as expand_sources, open_clients as op
 from .comparison import Comparison as Comparison, Row as Row
 from .evaluations import EvaluationOptions as EvaluationOptions, evaluate as evaluate
 from .fit import Fitter as Fitter
-from .importance import unit_importance as unit_importance
+from .importance import (
+    Selection as Selection,
+    allocate as allocate,
+    loss_curve as loss_curve,
+    select_all as select_all,
+    select_units as select_units,
+    unit_importance as unit_importance,
+)
 from .frontier import GROWTHS as GROWTHS, Frontier as Frontier
 from .client_modules import own_norms as own_norms, steady_weights as steady_weights
-from .loading import load_checkpoint as load_checkpoint
 from .merge_record import (
     NEVER as NEVER,
     REPLAYED as REPLAYED,
@@ -61,9 +67,11 @@ from .quality import (
 )
 from .refinement import (
     FEWEST_STEPS as FEWEST_STEPS,
+    SHARES as SHARES,
     SPENDING as SPENDING,
     Refiner as Refiner,
     Spending as Spending,
+    between as between,
     refinement_loss as refinement_loss,
     started_from as started_from,
 )
@@ -71,8 +79,3 @@ from .record_schema import GroupEntry as GroupEntry, SourceEntry as SourceEntry,
 from .result import Merge as Merge, Solution as Solution
 from .session import Session as Session, prepare as prepare
 from .verification import verify as verify
-from .width_choice import (
-    allocate as allocate,
-    loss_curve as loss_curve,
-    select_all as select_all,
-)

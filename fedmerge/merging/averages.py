@@ -163,11 +163,50 @@ def mean_pieces(
             wide = part.double()
             total += wide if weight == 1 else wide.mul_(weight)
         total /= total_weight
-        if any(non_finite(total)):
-            for client in clients:
-                client.read(name)  # which tells whose numbers are not finite
-        is_wide = any(part.dtype == torch.float64 for part in parts)
-        yield (total if is_wide else total.float()).to(torch_dtype(dtype))
+        _check_finite(total, name, clients)
+        yield _rounded(total, parts, dtype)
+
+
+def changed_pieces(
+    name: str,
+    clients: Sequence[Client],
+    weights: Sequence[float],
+    dtype: str | None,
+    *,
+    base: Client,
+    scale: float,
+) -> Iterator[torch.Tensor]:
+    """Yield base + scale · Σ ω_j (W_j - base) / Σ ω_j over the clients j that changed a number.
+
+    In flat pieces, of a dtype or as precise as they were read. Where all clients changed a number
+    and the scale is 1, that is their mean.
+    """
+    for parts in zip(*(pieces_of(own, name, PIECE) for own in (base, *clients)), strict=True):
+        start = parts[0].double()
+        total, counted = torch.zeros_like(start), torch.zeros_like(start)
+        for weight, part in zip(weights, parts[1:], strict=True):
+            change = part.double() - start
+            total += weight * change
+            counted += weight * (change != 0)
+        total = start + scale * total / torch.where(counted > 0, counted, 1.0)
+        _check_finite(total, name, (base, *clients))
+        yield _rounded(total, parts, dtype)
+
+
+def _check_finite(values: torch.Tensor, name: str, clients: Sequence[Client]) -> None:
+    """Refuse numbers that are not finite, and tell whose they are."""
+    if any(non_finite(values)):
+        for client in clients:
+            client.read(name)
+
+
+def _rounded(
+    values: torch.Tensor, parts: Sequence[torch.Tensor], dtype: str | None
+) -> torch.Tensor:
+    """Return values in single precision, as `Client.read` has it, unless parts are in double."""
+    is_wide = any(part.dtype == torch.float64 for part in parts)
+    read = values if is_wide else values.float()
+    return read if dtype is None else read.to(torch_dtype(dtype))
 
 
 def out_places(tensor: TensorPlan, placement: Placement, widths: Widths) -> IntArray:

@@ -4,25 +4,34 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
 
 from torch import Tensor
 
 from fedmerge.merging.answers import Answers
 from fedmerge.merging.fit import fit_merges
-from fedmerge.merging.options import NO_LEAD, effort_of, leaves_units_open
+from fedmerge.merging.options import NO_LEAD, Units, effort_of, leaves_units_open
 from fedmerge.merging.quality import NEGLIGIBLE, Quality, outputs_on, same_decisions, variance
 from fedmerge.merging.refinement import (
     FEWEST_STEPS,
     RATES,
+    SHARES,
     SPENDING,
     TRIAL,
     WORTH,
     Refiner,
+    between,
     started_from,
 )
 from fedmerge.merging.result import Merge, average
-from fedmerge.values.wording import AVERAGE, AVERAGES, BY_WEIGHTS, Progress, client_name
+from fedmerge.values.wording import (
+    AVERAGE,
+    AVERAGES,
+    BY_WEIGHTS,
+    IN_PLACE,
+    Progress,
+    client_name,
+    whole_percent,
+)
 
 FACTOR = 2.0  # by which an average's outputs may spread less or more than the ensemble's
 
@@ -39,9 +48,9 @@ class Candidate:
 def average_candidates(answers: Answers, by_weights: Merge) -> Iterator[Candidate]:
     """Yield the merges for which nothing is run, as far as the user left everything open."""
     if _is_open(answers) and answers.session.is_equally_wide:
-        yield _candidate(answers, AVERAGE, average(answers.session))
+        yield candidate_of(answers, AVERAGE, average(answers.session))
         if by_weights.shares_start and not by_weights.stays_in_place:
-            yield _candidate(answers, BY_WEIGHTS, by_weights)
+            yield candidate_of(answers, BY_WEIGHTS, by_weights)
 
 
 def _is_open(answers: Answers) -> bool:
@@ -88,9 +97,40 @@ def matched_candidates(
         label = "equal clients" if lead is None else f"{answers.session.names[lead]} leads"
         if units in (None, "mean"):
             for name, mean in _by_class_or_alike(_with_units(merge, "mean")):
-                yield _candidate(answers, f"{label}, {name}", mean)
+                yield candidate_of(answers, f"{label}, {name}", mean)
         if fit is not None:
-            yield _candidate(answers, f"{label}, fit", fit)
+            yield candidate_of(answers, f"{label}, fit", fit)
+
+
+def in_place_candidates(
+    answers: Answers, by_weights: Merge, averages: Sequence[Candidate], progress: Progress
+) -> Iterator[Candidate]:
+    """Yield the fitted average of clients that share their start, but no average of whom works.
+
+    And if the user wants it: a fit comes nearer to the ensemble than an average that works, but is
+    no better for it.
+    """
+    is_wanted = answers.session.options.merge_units == "fit-in-place"
+    in_place = by_weights.stays_in_place
+    is_open = by_weights.shares_start and bool(averages)
+    if is_wanted or (is_open and not any(works(c, answers, in_place=in_place) for c in averages)):
+        yield fit_in_place(answers, progress)
+
+
+def fit_in_place(answers: Answers, progress: Progress) -> Candidate:
+    """Return the average whose layers are fitted to the clients' mean outputs, unit by place.
+
+    Units of clients that began with the same weights mean the same where they are.
+    """
+    [fit] = fit_merges(
+        answers.modules,
+        [_with_units(average(answers.session), "fit-in-place")],
+        answers.sets.varied,
+        answers.sets.held_out,
+        steady=frozenset(answers.modules.own_names.values()),
+        progress=progress,
+    )
+    return candidate_of(answers, IN_PLACE, fit)
 
 
 def client_candidates(answers: Answers, matched: Merge) -> Iterator[Candidate]:
@@ -136,7 +176,7 @@ def refined_candidates(
         rate = chosen.rate / 2**number
         trained = refiner.refine(best.merge, steps << number, progress, rate=rate)
         label = f"refined longer from {chosen.source}{', again' * number}"
-        longer = _candidate(answers, label, trained)
+        longer = _on_the_way(answers, label, best.merge, trained)
         yield longer
         if best_candidate([best, longer], answers) is best or _gains_little(best, longer, answers):
             return
@@ -159,10 +199,21 @@ def _trials(
     for begun in _starts(answers, start):
         for rate, label in RATES.items():
             trained = refiner.refine(begun.merge, steps, progress, rate=rate)
-            found = _candidate(answers, f"refined {label}from {begun.name}", trained)
+            name = f"refined {label}from {begun.name}"
+            found = _on_the_way(answers, name, begun.merge, trained)
             yield _Trial(found, begun.name, rate)
             if best_candidate([begun, found], answers) is found:
                 break
+
+
+def _on_the_way(answers: Answers, name: str, start: Merge, end: Merge) -> Candidate:
+    """Return what is nearest to the ensemble on the way from a start to what it became."""
+    places = {share: f", {whole_percent(share)} of the way" for share in SHARES[1:]}
+    found = [
+        candidate_of(answers, name + places.get(share, ""), between(start, end, share))
+        for share in SHARES
+    ]
+    return best_candidate(found, answers)
 
 
 def _starts(answers: Answers, start: Candidate) -> list[Candidate]:
@@ -188,7 +239,10 @@ def preferred_candidate(
     """
     working = []
     if by_weights.shares_start:
-        working = [c for c in candidates if c.name in AVERAGES and _works(c, answers, by_weights)]
+        in_place = by_weights.stays_in_place
+        working = [
+            c for c in candidates if c.name in AVERAGES and works(c, answers, in_place=in_place)
+        ]
     return best_candidate(working or candidates, answers)
 
 
@@ -202,7 +256,7 @@ def best_candidate(candidates: Sequence[Candidate], answers: Answers) -> Candida
     return max(candidates, key=lambda candidate: answers.agreement(candidate.outputs).rank)
 
 
-def _works(candidate: Candidate, answers: Answers, by_weights: Merge) -> bool:
+def works(candidate: Candidate, answers: Answers, *, in_place: bool) -> bool:
     """Return whether what clients learnt can be averaged.
 
     It can where the average is as much alike the ensemble as the best client is. Where all units
@@ -214,7 +268,7 @@ def _works(candidate: Candidate, answers: Answers, by_weights: Merge) -> bool:
         return True
     usual = variance(answers.ensemble)
     spreads_alike = usual / FACTOR**2 <= variance(candidate.outputs) <= usual * FACTOR**2
-    return by_weights.stays_in_place and spreads_alike
+    return in_place and spreads_alike
 
 
 def quality_of(chosen: Candidate, candidates: Sequence[Candidate], answers: Answers) -> Quality:
@@ -237,7 +291,8 @@ def quality_of(chosen: Candidate, candidates: Sequence[Candidate], answers: Answ
     )
 
 
-def _candidate(answers: Answers, name: str, merge: Merge) -> Candidate:
+def candidate_of(answers: Answers, name: str, merge: Merge) -> Candidate:
+    """Run a merge on the judging probes."""
     arrays = {tensor: merge.read(tensor) for tensor in merge.plan.tensors}
     model = answers.modules.merged(arrays)
     return Candidate(
@@ -251,7 +306,7 @@ def _led(matched: Merge, lead: int | None) -> Merge:
     return replace(matched, session=matched.session.with_lead(lead, name))
 
 
-def _with_units(merge: Merge, units: Literal["mean", "fit"]) -> Merge:
+def _with_units(merge: Merge, units: Units) -> Merge:
     options = replace(merge.options, merge_units=units)
     return replace(merge, session=replace(merge.session, options=options))
 

@@ -62,7 +62,7 @@ def cell_rows(call: CellCall, part: Part) -> Iterator[tuple[Tensor, Tensor]]:
     The states are the owners' mean: those of the layer itself are right only once it is fitted.
     Targets are three: from inputs and states together, from inputs, and from states.
     """
-    inputs, _ = call.rows(part.rows)
+    inputs = call.input_rows(part.rows)
     states = part.mean("states").to(inputs)
     one, two = part.mean("from_inputs").to(inputs), part.mean("from_states").to(inputs)
     yield torch.cat([inputs, states], dim=1), torch.cat([one + two, one, two], dim=1)
@@ -216,10 +216,9 @@ class Fitter:
     """Fits one merge's layers on probes, in one run of the global model.
 
     Every layer is fitted on what the global model gives it, whose earlier layers are fitted by
-    then: errors don't add up. So the run stops at each layer until that has its new weights, which
-    takes as many runs of layers as there are layers, and memory for what the net holds of all
-    probes at once. Weights that read very much, that are used more than once or that have no
-    targets stay as the merge has them.
+    then: errors don't add up. So the run stops before each layer until that has its new weights:
+    every layer runs once, and memory is for what the net holds of all probes at once. Weights that
+    read very much, that are used more than once or that have no targets stay as the merge has them.
     """
 
     modules: ClientModules

@@ -1,8 +1,12 @@
-"""How much the answers of the clients' ensemble depend on each of their units."""
+"""Units that matter: how much each does, which tell most of that, and which widths it buys."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TypeAlias
 
 import numpy as np
 import torch
@@ -21,16 +25,24 @@ from fedmerge.merging.quality import (
     variance,
 )
 from fedmerge.merging.refinement import differentiable
+from fedmerge.merging.session import Session
 from fedmerge.user_code import user_code
-from fedmerge.values.arrays import Float64Array
+from fedmerge.values.arrays import Float64Array, FloatArray, IntArray
 from fedmerge.values.plans import Plan, TensorPlan, Widths, groups_in, unit_positions
 from fedmerge.values.wording import Progress
 
 SAMPLES = 512  # of the probes, at most
-BATCH = 16  # samples whose effects are summed before they are squared
-DRAWS = 2  # of the ensemble's answers to each sample
+BATCH = 8  # samples whose effects are summed before they are squared
+TURNS = 256  # in which units are chosen: one by one where there are no more
+NOISE = 0.02  # share of a unit's responses that is taken for chance
+SAME = 1 - 1e-3  # correlation from which one unit says all that another does
+CHOSEN, SAID, OPEN = 0, 1, 2  # units that somebody stands for are chosen after all others
+FINE = 0.05  # of the widest client: the steps in which widths are chosen
+COLUMNS_PER_SUM = 1024  # of responses that are multiplied at once
 
-Importance = Mapping[str, Float64Array]  # group → (units,)
+Importance: TypeAlias = Mapping[str, Float64Array]  # group → (units,)
+Curve: TypeAlias = Mapping[int, float]  # width → what is lost, in nats of divergence from answers
+Size: TypeAlias = Callable[[Mapping[str, int]], int]
 
 
 def unit_importance(answers: Answers, progress: Progress) -> list[Importance]:
@@ -97,20 +109,19 @@ def _importance(
             parameter.requires_grad_(True)
         for batch in answers.sets.ranking.first(SAMPLES).batches(BATCH, modules.device):
             outputs = compared_rows(evaluated(model, batch, has_gradient=True))
-            for _ in range(DRAWS):
-                direction = wanted.of(number, done, len(batch[0])).to(outputs)
-                with user_code("the model has no gradient"):
-                    gradients = torch.autograd.grad(
-                        outputs, reading, direction, retain_graph=True, allow_unused=True
-                    )
-                effects = dict(zip(parameters, map(_effect, reading, gradients), strict=True))
-                scores = _scores(effects, session.plan, session.client_widths[number])
-                for group, own in scores.items():
-                    total[group] = total.get(group, 0.0) + np.square(own)
+            direction = wanted.of(number, done, len(batch[0])).to(outputs)
+            with user_code("the model has no gradient"):
+                # A sum, as gradients of several numbers have torch import its compiler.
+                along = (outputs * direction).sum()
+                gradients = torch.autograd.grad(along, reading, allow_unused=True)
+            effects = dict(zip(parameters, map(_effect, reading, gradients), strict=True))
+            scores = _scores(effects, session.plan, session.client_widths[number])
+            for group, own in scores.items():
+                total[group] = total.get(group, 0.0) + np.square(own)
             done += len(batch[0])
         for parameter in reading:
             parameter.requires_grad_(False)
-    return {group: own / (DRAWS * done) for group, own in total.items()}
+    return {group: own / done for group, own in total.items()}
 
 
 def _effect(parameter: Tensor, gradient: Tensor | None) -> Tensor:
@@ -145,3 +156,153 @@ def _scores(effects: Mapping[str, Tensor], plan: Plan, widths: Widths) -> dict[s
                 sums = along[unit_positions(layout, group, widths)].sum(1)
                 found[group] = found.get(group, 0.0) + sums
     return found
+
+
+@dataclass(frozen=True)
+class Selection:
+    """All clients' units of a group, those first that tell most of what matters."""
+
+    order: IntArray  # (units,) numbers among all clients' units, one client after the other
+    losses: Float64Array  # (units + 1,) what is lost if only so many of them are kept
+
+
+def select_units(products: Float64Array, importance: Float64Array) -> Selection:
+    """Order units by how much of all units' responses they explain, weighted by importance.
+
+    Each turn takes the unit j that lowers Σ_v importance_v · |what the chosen leave of v|² most,
+    by Σ_v importance_v · G_vj² / G_jj with G the products of what is left (a pivoted Cholesky
+    factorisation). `products` are correlations (units, units).
+    """
+    count = len(products)
+    left = products + NOISE * np.eye(count)
+    rank = np.full(count, OPEN)
+    weights = np.array(importance, dtype=np.float64)
+    order: list[int] = []
+    losses = [float(weights @ left.diagonal())]
+    while len(order) < count:
+        for unit in _best(left, weights, rank, math.ceil(count / TURNS)):
+            is_same = np.abs(products[unit]) > SAME
+            rank[is_same] = np.minimum(rank[is_same], SAID)
+            rank[unit] = CHOSEN
+            weights[is_same] = 0.0
+            column = left[:, unit] / math.sqrt(max(left[unit, unit], NOISE**2))
+            left -= np.outer(column, column)
+            order.append(unit)
+            losses.append(float(weights @ np.maximum(left.diagonal(), 0.0)))
+    return Selection(np.array(order, dtype=np.int64), np.array(losses))
+
+
+def _best(left: Float64Array, weights: Float64Array, rank: IntArray, count: int) -> list[int]:
+    """Return the units of the highest rank that explain most of what is left.
+
+    Of units that explain nothing the first ones: one client's, in whose order others' can join.
+    """
+    explained = (weights @ np.square(left)) / np.maximum(left.diagonal(), NOISE**2)
+    ordered = np.lexsort((-explained, -rank))[:count]
+    return [int(unit) for unit in ordered if rank[unit] == rank[ordered[0]]]
+
+
+def select_all(
+    plan: Plan, responses: Sequence[Mapping[str, FloatArray]], importance: Sequence[Importance]
+) -> dict[str, Selection]:
+    """Return every group's units of all clients by what they tell, where responses are known.
+
+    Units inside others are as wide in all of these, so nothing is gained where one of them needs
+    more: they stay as wide as they are.
+    """
+    known = [group for group in responses[0] if all(group in client for client in responses)]
+    return {
+        group: _selection(group, responses, importance)
+        for group in known
+        if group not in plan.inside
+    }
+
+
+def _selection(
+    group: str, responses: Sequence[Mapping[str, FloatArray]], importance: Sequence[Importance]
+) -> Selection:
+    each = [client[group] for client in responses]
+    matters = [
+        own.get(group, np.zeros(len(rows))) for own, rows in zip(importance, each, strict=True)
+    ]
+    return select_units(_product(np.concatenate(each)), np.concatenate(matters))
+
+
+def _product(rows: FloatArray) -> Float64Array:
+    """Return the product of rows with each other in double precision, a run of columns at once."""
+    total = np.zeros((len(rows), len(rows)))
+    for start in range(0, rows.shape[1], COLUMNS_PER_SUM):
+        run = rows[:, start : start + COLUMNS_PER_SUM].astype(np.float64)
+        total += run @ run.T
+    return total
+
+
+def loss_curve(selection: Selection, widest: int) -> Curve:
+    """Return what is lost at some widths, from the widest client's to that of all units."""
+    units = len(selection.order)
+    step = max(1, round(FINE * widest))
+    widths = sorted({*range(widest, units, step), units})
+    return {width: float(selection.losses[width]) for width in widths}
+
+
+def choose_widths(
+    session: Session, selections: Mapping[str, Selection], budget: int | None
+) -> dict[str, int]:
+    """Return a width per group that can grow: as little loss in all as the size budget allows."""
+    growing = [group.name for group in session.plan.groups if group.can_grow]
+    curves = {
+        name: loss_curve(selections[name], session.widest[name])
+        for name in growing
+        if name in selections
+    }
+    ties = [tie for tie in session.plan.same_width if set(tie) <= set(curves)]
+    return allocate(curves, ties, session.parameters, budget)
+
+
+def allocate(
+    curves: Mapping[str, Curve], ties: Sequence[Sequence[str]], size: Size, budget: int | None
+) -> dict[str, int]:
+    """Return a width per group: the least sum of losses that the size budget allows.
+
+    From the narrowest on, what gains most per parameter is widened, again and again, as long as
+    anything fits; losses between tried widths are interpolated. Tied groups widen together.
+    """
+    widths = {group: min(curve) for group, curve in curves.items()}
+    tied = [list(tie) for tie in ties]
+    bundles = tied + [[group] for group in curves if not any(group in tie for tie in tied)]
+    while True:
+        steps = [step for bundle in bundles for step in _steps(curves, widths, bundle)]
+        now = size(widths)
+        best, best_gain = None, 0.0
+        for step in steps:
+            cost = size({**widths, **step}) - now
+            if budget is not None and now + cost > budget:
+                continue
+            gain = sum(_loss(curves[g], widths[g]) - _loss(curves[g], w) for g, w in step.items())
+            if gain / max(cost, 1) > best_gain:
+                best, best_gain = step, gain / max(cost, 1)
+        if best is None:
+            return widths
+        widths |= best
+
+
+def _steps(
+    curves: Mapping[str, Curve], widths: Mapping[str, int], bundle: Sequence[str]
+) -> Iterator[dict[str, int]]:
+    """Yield wider widths of a bundle: a fine step on, and at the widths that were tried."""
+    narrowest = min(curves[bundle[0]])
+    fine = max(widths[g] for g in bundle) + max(1, round(FINE * narrowest))
+    tried = {width for group in bundle for width in curves[group]}
+    for width in sorted({fine, *tried}):
+        step = {g: min(width, max(curves[g])) for g in bundle if width > widths[g]}
+        if any(width > widths[g] for g, width in step.items()):
+            yield step
+
+
+def _loss(curve: Curve, width: int) -> float:
+    """Return the loss at a width, interpolated between the tried ones."""
+    for low, high in pairwise(sorted(curve)):
+        if low <= width <= high:
+            share = (width - low) / (high - low)
+            return (1 - share) * curve[low] + share * curve[high]
+    return curve[min(curve)] if width <= min(curve) else curve[max(curve)]

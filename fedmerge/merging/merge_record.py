@@ -15,7 +15,7 @@ from fedmerge.architecture import plan_from_json, solve_widths
 from fedmerge.checkpoint import Checkpoint
 from fedmerge.decoding import decode_value, shortened
 from fedmerge.errors import ArchitectureError, CheckpointError, FedmergeError, UnsafeCheckpointError
-from fedmerge.merging.adapter_record import is_adapter_record
+from fedmerge.merging.adapters import is_adapter_record
 from fedmerge.merging.options import MatchOptions, RecordedOptions, option_name
 from fedmerge.merging.record_schema import (
     FORMAT,
@@ -52,7 +52,7 @@ NEVER: Mapping[str, str] = {  # by a record, and why
     **dict.fromkeys(("output", "report", "graph", "frontier_plot", "events", "work_dir"), _WRITES),
     **dict.fromkeys(("resume", "shard_size"), _WRITES),
     **dict.fromkeys(
-        ("config", "clients", "plan", "probe_data", "shards", "data", "merged"), _READS
+        ("config", "clients", "base", "plan", "probe_data", "shards", "data", "merged"), _READS
     ),
     **dict.fromkeys(("image", "image_index", "image_group"), _READS),
     **dict.fromkeys(("json", "quiet", "verbose", "dry_run", "frontier", "require"), _WORKS),
@@ -134,6 +134,7 @@ class MergeRecord:
     fitted: frozenset[str]  # tensors that don't either: they depend on the probes
     probes: ProbesEntry | None = None
     is_program: bool = False  # clients as branches: no widths, no assignments
+    base: SourceEntry | None = None  # the model that the sources are fine-tunes of
     rounds: RecordedRounds | None = None  # the options of a run in rounds
 
     def numbers(self, client: str, group: str) -> IntArray:
@@ -182,6 +183,7 @@ def record_from_json(value: Any, *, source: str) -> MergeRecord:
         fitted=frozenset(file.fitted),
         probes=file.probes,
         is_program=file.is_program,
+        base=file.base_model,
         rounds=None if file.retrain is UNSET else file.retrain.options,
     )
 
@@ -211,7 +213,8 @@ def _check_format(value: Mapping[str, Any], source: str) -> None:
 
 def _file_names(file: RecordFile) -> Iterator[str]:
     """Yield the files that a record names: its clients, but for those in memory, and probes."""
-    yield from (source.file for source in file.sources if source.file)
+    given = [*file.sources, *([] if file.base_model is None else [file.base_model])]
+    yield from (source.file for source in given if source.file)
     if file.probes is not None and file.probes.data is not None:
         yield file.probes.data
 

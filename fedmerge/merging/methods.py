@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from fedmerge.errors import UsageError
 from fedmerge.merging.by_weights import merge_by_weights, with_doubt
@@ -12,6 +12,9 @@ from fedmerge.merging.result import Merge, average
 from fedmerge.merging.session import Session
 from fedmerge.probes.options import ProbeOptions
 from fedmerge.values.wording import Progress
+
+if TYPE_CHECKING:
+    pass
 
 Method: TypeAlias = Callable[[Session, ProbeOptions, Progress], Merge]
 
@@ -30,7 +33,15 @@ def merge_session(
 
 def matched_average(session: Session, probing: ProbeOptions, progress: Progress) -> Merge:
     """Match units, by what clients do where they can be run, and average what matches."""
+    if session.base is not None:
+        from fedmerge.merging.fine_tunes import base_and_change, merge_fine_tunes
+
+        if is_probed(session, probing):
+            return merge_fine_tunes(session, probing, progress)
+        return base_and_change(session)
     if not is_probed(session, probing):
+        if session.model is not None:
+            session.model.forget()  # which takes as much memory as a client
         return with_doubt(merge_by_weights(session, progress))
     from fedmerge.merging.by_probes import merge_by_probes  # files alone do without
 
@@ -40,7 +51,11 @@ def matched_average(session: Session, probing: ProbeOptions, progress: Progress)
 def element_wise_average(session: Session, probing: ProbeOptions, progress: Progress) -> Merge:
     """Average element by element; nothing is matched, and nothing run."""
     is_probed(session, probing)  # which refuses wishes that it does not fulfil
-    return average(session)
+    if session.base is None:
+        return average(session)
+    from fedmerge.merging.fine_tunes import base_and_change  # most averages do without
+
+    return base_and_change(session)
 
 
 def side_by_side(session: Session, probing: ProbeOptions, progress: Progress) -> Merge:
@@ -76,3 +91,18 @@ def is_probed(session: Session, probing: ProbeOptions, *wishes: str) -> bool:
             "or a `method` other than fedma"
         )
     return session.can_run and not is_off and bool(session.plan.groups)
+
+
+def average_to_beat(session: Session) -> Merge:
+    """Return the element-wise average that a match with these options has to beat.
+
+    Clients and classes count as they do in the match; what else it does to units is its own.
+    """
+    nothing: dict[str, Any] = dict.fromkeys(_OF_THE_MATCH)
+    return average(session.with_options(method="average", **nothing))
+
+
+_OF_THE_MATCH = (
+    *("preset", "match_threshold", "max_growth", "max_params", "gamma", "sigma", "sigma0"),
+    *("merge_units", "lead"),
+)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
@@ -34,7 +34,9 @@ if TYPE_CHECKING:  # the help of commands comes from here, which has to be quick
 Method: TypeAlias = Literal["fedma", "average", "ensemble"]
 Preset: TypeAlias = Literal["paper"]
 RetrainMethod: TypeAlias = Literal["fedma", "fedavg", "fedprox"]
-Init: TypeAlias = Literal["independent", "shared"]  # how models begin without checkpoints
+# How models begin; matched: clients that trained apart are merged once, and go on from that.
+Init: TypeAlias = Literal["independent", "shared", "matched"]
+Units: TypeAlias = Literal["mean", "fit", "fit-in-place"]
 Solver: TypeAlias = Literal["auto", "scipy", "lapjv", "lapsolver"]
 Effort: TypeAlias = Literal["fast", "normal", "thorough"]
 
@@ -53,6 +55,7 @@ DEFAULT_SWEEPS = 20
 DEFAULT_REFINE = 3
 MOST_SWEEPS = 10_000  # a record may replay them: they must have an end
 MOST_PATTERNS = 1000  # of --keep, and characters of each: all are compared with all names
+MOST_SCALE = 10.0  # of a mean change: beyond, nothing of the base is left
 PAPER_SWEEPS = 5
 PAPER_UNIT_CAP = 700  # the paper's code never lets a layer grow beyond this
 PAPER_COUNT_CLIP = 10  # the paper's code counts no more members of a unit than this
@@ -86,10 +89,16 @@ class RecordedOptions:
         unset=f"{DEFAULT_GROWTH:g}; none with sigma or preset",
     )
     max_params: int | None = option("Most parameters, in place of max_growth", values="N")
-    merge_units: Literal["mean", "fit"] | None = option(
-        "Average what matches, or fit every layer to it on the probes",
-        values="mean|fit",
+    merge_units: Units | None = option(
+        "Average what matches, or fit every layer to it on the probes; or fit units where they "
+        "are, as fine-tunes of one model have them",
+        values=words_in(Units),
         unset="the better",
+    )
+    scale: float | None = option(
+        "With a base model: how much of the clients' mean change is added to it",
+        values="X",
+        unset="1, unless probes tell that it does not work",
     )
     lead: str | None = option(
         "The client that shared units are taken from",
@@ -250,7 +259,9 @@ def dials_for(options: MatchOptions, plan: Plan) -> Dials:
     )
 
 
-def options_to_json(options: MatchOptions, dials: Dials) -> dict[str, Any]:
+def options_to_json(
+    options: MatchOptions, dials: Dials, *, has_base: bool = False
+) -> dict[str, Any]:
     """Return the options as the merge record keeps them, with the values that were chosen."""
     chosen: dict[str, Any] = {
         "match_threshold": dials.threshold,
@@ -264,6 +275,8 @@ def options_to_json(options: MatchOptions, dials: Dials) -> dict[str, Any]:
     }
     if options.method == "ensemble":
         chosen |= {"match_threshold": None, "max_growth": None}
+    if has_base:
+        chosen |= {**dict.fromkeys(MATCHES), "max_growth": 1}
     recorded = {option.name: getattr(options, option.name) for option in fields(RecordedOptions)}
     return {**recorded, **chosen}
 
@@ -271,7 +284,7 @@ def options_to_json(options: MatchOptions, dials: Dials) -> dict[str, Any]:
 def needs_probes(options: MatchOptions) -> tuple[str, ...]:
     """Return the options, as messages name them, that only probes can fulfil."""
     wishes = {
-        "merge_units": options.merge_units == "fit",
+        "merge_units": options.merge_units in ("fit", "fit-in-place"),
         "drop_outliers": options.drop_outliers,
         "effort": options.effort == "thorough",
     }
@@ -286,18 +299,6 @@ def leaves_units_open(options: RecordedOptions) -> bool:
 def effort_of(options: RecordedOptions) -> Effort:
     """Return how long a merge is refined: not at all if the user said how units are merged."""
     return options.effort or ("normal" if leaves_units_open(options) else "fast")
-
-
-def without_clients(options: MatchOptions, names: Collection[str]) -> MatchOptions:
-    """Return the options of a merge that leaves some clients out."""
-    if options.lead in names:
-        raise UsageError(f"`lead` names '{options.lead}', which `drop_outliers` leaves out")
-    weights, counts = options.client_weight, options.class_counts
-    return replace(
-        options,
-        client_weight={name: w for name, w in weights.items() if name not in names},
-        class_counts=counts and {name: c for name, c in counts.items() if name not in names},
-    )
 
 
 def option_name(field_name: str) -> str:
@@ -342,6 +343,12 @@ def _check_dials(options: RecordedOptions) -> None:
         )
 
 
+MATCHES = (  # what a merge of changes, which matches nothing, has no use for
+    *("preset", "match_threshold", "max_params", "gamma", "sigma", "sigma0", "sweeps", "refine"),
+    *("lead", "class_counts"),
+)
+
+
 def _counts(value: Any) -> bool:
     return isinstance(value, Mapping) and all(
         isinstance(row, list | tuple) and all(map(number(0), row)) for row in value.values()
@@ -360,7 +367,8 @@ _REPEATED: Rule = (whole(0, MOST_SWEEPS), f"a whole number from 0 to {MOST_SWEEP
 _RULES: Mapping[str, Rule] = {
     "method": one_of(*get_args(Method)),
     "max_params": (whole(1), "a whole number from 1"),
-    "merge_units": one_of("mean", "fit"),
+    "merge_units": one_of(*get_args(Units)),
+    "scale": (number(0, MOST_SCALE), f"a number from 0 to {MOST_SCALE:g}"),
     "effort": one_of(*get_args(Effort)),
     "preset": one_of("paper"),
     "match_threshold": (lambda t: positive(t) and t <= 1, "a number above 0 and up to 1"),

@@ -208,17 +208,21 @@ class RecordedRounds:
     last_weight_decay: float | None = None
     normalize: str | None = None
     channels_last: bool = False
+    no_class_counts: bool = False
+    held_out: float = 0.0
+    x_key: str | None = None
+    y_key: str | None = None
+    classes: str | None = None
 
 
 @dataclass(frozen=True)
-class ShardFileEntry:
-    """One client's data; `file` is a name to show, or a function's reference: nothing opens it."""
+class ShardEntry:
+    """What a client said of its data; nothing but its name where it did not answer."""
 
     client: str
-    file: str
-    sha256: Digest
-    samples: Count
-    class_counts: tuple[Count, ...] | None
+    sha256: Digest | None = None  # of the file; of a function's reference
+    samples: Count | None = None
+    class_counts: tuple[Count, ...] | None = None  # None: no classes, or the client's own affair
 
 
 @dataclass(frozen=True)
@@ -227,7 +231,7 @@ class RetrainEntry:
 
     options: RecordedRounds
     continued_from: Digest | None
-    shards: tuple[ShardFileEntry, ...]
+    shards: tuple[ShardEntry, ...]
     rounds: tuple[RoundEntry, ...]
 
 
@@ -254,4 +258,5 @@ class RecordFile:
     fitted: tuple[str, ...] = ()
     is_program: bool = False  # an ensemble: its tensors are the clients' own
     retrain: RetrainEntry | UnsetType = UNSET
+    base_model: SourceEntry | None = None  # the model that the sources are fine-tunes of
     schema: Literal[1] = SCHEMA

@@ -48,6 +48,7 @@ RUNS_OF_A_STEP = 3  # forward, and backward to activations and weights
 FEWEST_STEPS = 50  # fewer are not worth beginning
 ROUNDS = 6  # of thorough refinement, each twice as long as the one before
 WORTH = 0.01  # of the distance: a round that gains less is the last
+SHARES = (1.0, 0.6, 0.3)  # of the way from a start to where training ends, one is chosen
 
 
 @dataclass(frozen=True)
@@ -193,6 +194,21 @@ def refinement_loss(outputs: Tensor, wanted: Tensor, *, spread: float) -> Tensor
     own, other = (functional.log_softmax(each, dim=1) for each in (outputs, wanted))
     divergence = functional.kl_div(own, other, log_target=True, reduction="batchmean")
     return divergence + functional.mse_loss(outputs, wanted) / spread
+
+
+def between(start: Merge, end: Merge, share: float) -> Merge:
+    """Return the merge on the straight line from a start to what training made of it.
+
+    Training learns what is common to all lessons, and forgets some of what a deep net knew: on the
+    way there is a place that has most of the one and little of the other.
+    """
+    if share == 1:
+        return end
+    arrays = {}
+    for name in start.plan.tensors:
+        one, other = start.read(name), end.read(name)
+        arrays[name] = one + np.asarray(share, one.dtype) * (other - one)
+    return replace(start, fitted={**end.fitted, **arrays})
 
 
 def started_from(merge: Merge, client: int) -> Merge:

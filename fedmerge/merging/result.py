@@ -16,10 +16,8 @@ import torch
 from fedmerge import __version__
 from fedmerge.architecture import plan_to_json
 from fedmerge.checkpoint import (
-    LIGHTNING,
     Checkpoint,
     Values,
-    entries_to_write,
     parse_size,
     to_torch,
     write_model,
@@ -148,6 +146,7 @@ class Merge:
 
     def summary(self) -> dict[str, Any]:
         """Return what a script wants to know of the merge."""
+        base = self.session.base
         return {
             "clients": [client.name for client in self.clients],
             "architecture": self.plan.architecture,
@@ -159,6 +158,11 @@ class Merge:
             "in_place": self.in_place,
             "alike_share": self.alike_share,
             "quality": None if self.quality is None else self.quality.to_json(),
+            **(
+                {}
+                if base is None
+                else {"base": base.to_json(self.clients, scale=self.options.scale)}
+            ),
             "warnings": list(self.warnings),
         }
 
@@ -199,10 +203,13 @@ class Merge:
         planned = self.plan.tensors.get(source)
         if planned is None or source in self.fitted or self._is_moved(planned):
             return self.read(name)
+        dtype = self.tensors[name].dtype
+        if self.session.adds_change(source):
+            return self.session.changed(source, dtype)
         shares = self.session.averaging.client_shares(planned)
         if shares is None:
             return self.read(name)
-        return mean_pieces(source, self.session.aligned, shares, self.tensors[name].dtype)
+        return mean_pieces(source, self.session.aligned, shares, dtype)
 
     def _is_moved(self, tensor: TensorPlan) -> bool:
         """Return whether any client's numbers go to other places than they have."""
@@ -219,6 +226,9 @@ class Merge:
 
     def averaged(self, name: str, clients: Sequence[Client] | None = None) -> Array:
         """Return the owners' mean of one tensor, of the clients or of others in their place."""
+        if clients is None and self.session.adds_change(name):
+            shape = self.session.aligned[0].tensors[name].shape
+            return torch.cat([*self.session.changed(name)]).reshape(shape).numpy()
         return average_tensor(
             name,
             self.session.aligned if clients is None else clients,
@@ -320,7 +330,7 @@ class Merge:
             force=force,
             again=again,
             shard_size=most,
-            beside=beside_state_dict(first, path),
+            beside=first.beside_state_dict(path),
         )
         return written_path(path, sharded=most is not None)
 
@@ -333,20 +343,19 @@ class Merge:
         if self.leaders:
             return replace(self.session.dials, threshold=None)
         used = {group.threshold for group in self.groups if group.threshold is not None}
-        return (
-            replace(self.session.dials, threshold=used.pop())
-            if len(used) == 1
-            else self.session.dials
-        )
+        threshold = used.pop() if len(used) == 1 else self.session.dials.threshold
+        return replace(self.session.dials, threshold=threshold)
 
     def record(self, digests: Mapping[str, str]) -> dict[str, Any]:
         """Return the merge record, given the SHA-256 of every written tensor."""
+        base = self.session.base
         return {
             "fedmerge": __version__,
             "schema": SCHEMA,
             "format": FORMAT,
-            "options": options_to_json(self.options, self._used_dials),
+            "options": options_to_json(self.options, self._used_dials, has_base=base is not None),
             "sources": [vars(source) for source in self.sources],
+            **({} if base is None else {"base_model": vars(_source(base.checkpoint))}),
             "plan": plan_to_json(self.plan),
             "width_limit": self.width_limit,
             "parameters": self.parameters,
@@ -364,14 +373,6 @@ class Merge:
             "warnings": list(self.warnings),
             "tensors": dict(digests),
         }
-
-
-def beside_state_dict(first: Checkpoint, path: str | Path) -> Mapping[str, Any] | None:
-    """Return what the output has besides the state dict, from the first client; None: nothing."""
-    if Path(path).suffix.lower() != LIGHTNING:
-        return None
-    entries: Mapping[str, Any] = entries_to_write(first.lightning, source=first.name, path=path)
-    return entries
 
 
 def merge_of(session: Session, solution: Solution, *, is_compared: bool = True) -> Merge:
@@ -426,21 +427,6 @@ def average(session: Session) -> Merge:
             assignments=(assignment,) * len(widths), width=widths[0], sweeps=0, scatter=0.0
         )
     return merge_of(session, Solution(matchings, None), is_compared=False)
-
-
-def average_to_beat(session: Session) -> Merge:
-    """Return the element-wise average that a match with these options has to beat.
-
-    Clients and classes count as they do in the match; what else it does to units is its own.
-    """
-    nothing: dict[str, Any] = dict.fromkeys(_OF_THE_MATCH)
-    return average(session.with_options(method="average", **nothing))
-
-
-_OF_THE_MATCH = (
-    *("preset", "match_threshold", "max_growth", "max_params", "gamma", "sigma", "sigma0"),
-    *("merge_units", "lead"),
-)
 
 
 def _source(client: Checkpoint) -> SourceEntry:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -21,19 +21,23 @@ from fedmerge.architecture import (
 from fedmerge.checkpoint import ADAPTER_CONFIG, Checkpoint, adapter_folder
 from fedmerge.decoding import Fail, decode_json, read_text
 from fedmerge.errors import ArchitectureError, UsageError
-from fedmerge.merging.averages import Averaging, averaging_for
+from fedmerge.merging.averages import Averaging, averaging_for, changed_pieces
+from fedmerge.merging.base_model import Base, base_of, check_base_options
 from fedmerge.merging.client_sources import (
     align_names,
     check_dtypes,
     check_shapes,
     in_library_names,
     keep_matches,
+    naming_configs,
 )
 from fedmerge.merging.options import Dials, MatchOptions, dials_for
 from fedmerge.values.clients import Client
 from fedmerge.values.plans import Pinned, Plan, TensorPlan, equal_widths
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from fedmerge.architecture.folder_config import FolderConfig
     from fedmerge.architecture.model_code import ModelCode
 
@@ -56,6 +60,7 @@ class Session:
     model: ModelCode | None = None  # that runs them
     device: str = "cpu"  # where products are computed and clients run
     config: FolderConfig | None = None  # that has to say the widths of the merge
+    base: Base | None = None  # the model that the clients are fine-tunes of
 
     @property
     def names(self) -> list[str]:
@@ -65,7 +70,7 @@ class Session:
     @property
     def can_run(self) -> bool:
         """Whether there is code, or a graph in the first file, that runs the clients."""
-        return self.model is not None or self.clients[0].program is not None
+        return _can_run(self.model, self.clients[0])
 
     @property
     def is_equally_wide(self) -> bool:
@@ -112,6 +117,18 @@ class Session:
         """Return how many parameters a net may have that grows this much."""
         return int(growth * self.widest_parameters)
 
+    def adds_change(self, name: str) -> bool:
+        """Return whether a merged tensor is the base's plus what clients changed of it."""
+        return self.options.scale is not None and self.base is not None and self.base.has(name)
+
+    def changed(self, name: str, dtype: str | None = None) -> Iterator[Tensor]:
+        """Yield the base's tensor plus the clients' mean change of it, in flat pieces."""
+        assert self.base is not None
+        assert self.options.scale is not None
+        weights, base = self.averaging.client_weights, self.base.checkpoint
+        scale = self.options.scale
+        return changed_pieces(name, self.aligned, weights, dtype, base=base, scale=scale)
+
     def with_options(self, **changes: Any) -> Session:
         """Return the session with other options, and the dials and averaging that they mean."""
         options = replace(self.options, **changes)
@@ -134,20 +151,26 @@ def prepare(
     device: str = "cpu",
     tries_growth: bool = False,
     config: FolderConfig | None = None,
+    base: Checkpoint | None = None,
     is_run: bool = False,
 ) -> Session:
     """Bring clients to one set of names, plan them and check that they fit together.
 
     Which groups can grow is tried where it counts for the merge, or if `tries_growth` asks for it.
     With `config`, they grow only as the first client's config.json can say. `is_run`: the model is
-    run, so that it is planned also where an average needs no plan.
+    run, so that it is planned also where an average needs no plan. `base` is the model that the
+    clients were fine-tuned from; what they changed of it is merged place by place.
     """
+    if base is not None or options.scale is not None:
+        check_base_options(options, has_base=base is not None)
     clients = in_library_names(clients)
-    by_places = is_by_places(options) and not is_run
-    for client in clients:
+    if base is not None and options.method == "fedma":
+        is_run = is_run or _can_run(model, clients[0])
+    by_places = (is_by_places(options) or base is not None) and not is_run
+    for client in (*clients, *([] if base is None else [base])):
         check_no_adapter(client, is_averaged=by_places)
     kept = keep_matches(options.keep, clients[0])
-    tries_growth = tries_growth or _may_grow(clients, options)
+    tries_growth = tries_growth or (base is None and _may_grow(clients, options))
     if plan is None and by_places:
         plan = plan_of_places(clients[0], kept)
     elif model is not None:
@@ -158,13 +181,17 @@ def prepare(
         plan = _plan_of_program(clients[0], seed=options.seed, tries_growth=tries_growth)
     if config is not None and plan is not None and tries_growth:
         plan, config = config.holding(plan, clients[0])
-    aligned = align_names(clients, by_order=options.match_by_order, keep=options.keep)
-    if by_places:
-        check_shapes(aligned, kept)
-    planned, client_widths = plan_clients(aligned, options.chain, given=plan, kept=kept)
+    with naming_configs(clients):
+        aligned = align_names(clients, by_order=options.match_by_order, keep=options.keep)
+        if by_places or base is not None:
+            check_shapes(aligned, kept)
+        planned, client_widths = plan_clients(aligned, options.chain, given=plan, kept=kept)
     if options.dtype is None:
         check_dtypes(aligned, planned.tensors)
     dials = dials_for(options, planned)
+    found = None
+    if base is not None:
+        found = base_of(base, aligned, clients[0], list(planned.tensors))
     session = Session(
         clients=clients,
         aligned=aligned,
@@ -174,15 +201,21 @@ def prepare(
         dials=dials,
         averaging=averaging_for(options, dials, planned, clients),
         warnings=(
-            *(() if options.method == "average" else _nothing_free(planned)),
+            *(() if options.method == "average" or base is not None else _nothing_free(planned)),
             *_same_files(clients),
             *_different_buffers(aligned),
+            *(() if found is None else found.warnings(aligned)),
         ),
         model=model,
         device=device,
         config=config,
+        base=found,
     )
     return session if options.max_params is None else _held_to(session, options.max_params)
+
+
+def _can_run(model: ModelCode | None, first: Checkpoint) -> bool:
+    return model is not None or first.program is not None
 
 
 def check_no_adapter(client: Checkpoint, *, is_averaged: bool = False) -> None:

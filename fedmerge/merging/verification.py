@@ -16,8 +16,8 @@ from fedmerge.checkpoint import (
     read_record,
     values_digest,
 )
-from fedmerge.errors import ArchitectureError, FedmergeError
-from fedmerge.merging.client_sources import open_clients
+from fedmerge.errors import ArchitectureError, FedmergeError, UsageError
+from fedmerge.merging.client_sources import open_base, open_clients
 from fedmerge.merging.merge_record import (
     MergeRecord,
     assignment_differences,
@@ -60,13 +60,15 @@ def verify(
     sources: Sequence[str | Path] = (),
     *,
     model: ModelCode | None = None,
+    base: str | Path | None = None,
     allow_global: Sequence[str] = (),
     progress: Progress = silent,
 ) -> Verification:
     """Check a merged file against its record and, where given, recompute it from its clients.
 
     With the model's code, every client must give the same outputs in the global layout as before.
-    `allow_global` are classes that the clients' files may name: a record never says so.
+    `base` is the model that a merge of changes goes back to. `allow_global` are classes that the
+    clients' files may name: a record never says so.
     """
     path = Path(path)
     checkpoint = open_checkpoint(path)
@@ -78,12 +80,13 @@ def verify(
     recompute = bool(sources) and not differences
     if recompute:
         clients = open_recorded(record, expand_paths(sources), allow_global)
-        compare: _Compare = _recomputed_differences
+        opened = _recorded_base(record, base, allow_global)
+        compare: _Compare = partial(_recomputed_differences, opened)
         if record.is_program:
             compare = partial(_program_differences, checkpoint, model)
         differences += _client_differences(record, clients, progress, compare)
         if model is not None and not record.is_program and not differences:
-            differences += _output_differences(record, clients, model)
+            differences += _output_differences(record, clients, model, opened)
     recomputed = recompute and not differences and not record.is_trained
     clients_used = len(record.sources) if recomputed else 0
     return Verification(
@@ -156,19 +159,49 @@ def _client_differences(
 
 
 def _output_differences(
-    record: MergeRecord, clients: Mapping[str, Checkpoint], model: ModelCode
+    record: MergeRecord,
+    clients: Mapping[str, Checkpoint],
+    model: ModelCode,
+    base: Checkpoint | None,
 ) -> list[str]:
     from fedmerge.merging.output_differences import output_differences
 
-    return list(
-        output_differences(replay_recorded(record, prepare_recorded(record, clients)), model)
-    )
+    session = prepare_recorded(record, clients, base)
+    return list(output_differences(replay_recorded(record, session), model))
 
 
-def prepare_recorded(record: MergeRecord, clients: Mapping[str, Checkpoint]) -> Session:
-    """Return the recorded clients, planned as recorded."""
+def _recorded_base(
+    record: MergeRecord, path: str | Path | None, allow_global: Sequence[str]
+) -> Checkpoint | None:
+    """Return the recorded base by its hash; only a merge of changes can't be recomputed without."""
+    if record.base is None:
+        if path is not None:
+            raise UsageError("`base`: the merge was made without a base model")
+        return None
+    if path is None and record.options.scale is None:
+        return None
+    if path is None:
+        raise UsageError(
+            f"the merge is of what its clients changed of {record.base.name}",
+            f"give the base model ({record.base.file or record.base.name}) with `base`",
+        )
+    trusted = replace(record.options, allow_global=tuple(allow_global))
+    found = open_base(path, trusted.reading).renamed(record.base.name)
+    if found.sha256() != record.base.sha256:
+        raise UsageError(
+            f"`base`: {path} is not the recorded base model {record.base.name}",
+            "give the file that `match` was given",
+        )
+    return found
+
+
+def prepare_recorded(
+    record: MergeRecord, clients: Mapping[str, Checkpoint], base: Checkpoint | None = None
+) -> Session:
+    """Return the recorded clients, planned as recorded; without a base, as if to be averaged."""
     ordered = [clients[source.sha256].renamed(source.name) for source in record.sources]
-    return prepare(ordered, record.options, plan=record.plan)
+    options = record.options if base is not None else replace(record.options, scale=None)
+    return prepare(ordered, options, plan=record.plan, base=base)
 
 
 def replay_recorded(record: MergeRecord, session: Session) -> Merge:
@@ -200,9 +233,12 @@ def _source_differences(record: MergeRecord, clients: Mapping[str, Checkpoint]) 
 
 
 def _recomputed_differences(
-    record: MergeRecord, clients: Mapping[str, Checkpoint], progress: Progress
+    base: Checkpoint | None,
+    record: MergeRecord,
+    clients: Mapping[str, Checkpoint],
+    progress: Progress,
 ) -> Iterator[str]:
-    merge = replay_recorded(record, prepare_recorded(record, clients))
+    merge = replay_recorded(record, prepare_recorded(record, clients, base))
     if (merge.parameters, merge.growth) != (record.parameters, record.growth):
         yield "the recorded parameters or growth are not those of the recorded widths"
     if record.is_trained:

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, TypeAlias
 
 import torch
@@ -69,7 +70,8 @@ GATES: Mapping[Kind, int] = {"lstm": 4, "gru": 3, "rnn_tanh": 1, "rnn_relu": 1}
 class CellCall:
     """One layer and direction of a recurrent stack in a run, time first, in its own order.
 
-    `inputs` (steps, samples, in), `states` (steps + 1, samples, hidden) with the initial one.
+    `inputs` (steps, samples, in), `states` (steps + 1, samples, hidden) with the initial one,
+    which alone is known before the cell runs.
     """
 
     kind: Kind
@@ -91,27 +93,34 @@ class CellCall:
         """How many numbers one gate is a sum over."""
         return self.inputs.shape[-1] + self.states.shape[-1]
 
-    def rows(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Return inputs (rows, in) and the states before (rows, hidden) of some steps × samples."""
-        before = self.states[:-1]
-        return self.inputs.flatten(0, 1)[rows], before.flatten(0, 1)[rows]
+    def input_rows(self, rows: Tensor) -> Tensor:
+        """Return the inputs (rows, in) of some steps × samples."""
+        return self.inputs.flatten(0, 1)[rows]
+
+    def state_rows(self, rows: Tensor) -> Tensor:
+        """Return the states before (rows, hidden) some steps × samples."""
+        return self.states[:-1].flatten(0, 1)[rows]
 
     def added(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Return what inputs and states add to the gates (rows, gates × hidden), with biases."""
-        inputs, states = self.rows(rows)
+        inputs, states = self.input_rows(rows), self.state_rows(rows)
         weight_ih, weight_hh, *biases = self.parameters
         bias_ih, bias_hh = biases or (0.0, 0.0)
         return inputs @ weight_ih.T + bias_ih, states @ weight_hh.T + bias_hh
 
 
 def run_stack(
-    name: str, args: Sequence[Any], name_of: NameOf, tell: Callable[[CellCall], bool]
+    name: str,
+    args: Sequence[Any],
+    name_of: NameOf,
+    tell: Callable[[CellCall], object],
+    *,
+    is_ahead: bool,
 ) -> tuple[Tensor, ...] | None:
     """Run `torch.lstm`, `gru`, `rnn_tanh` or `rnn_relu` layer by layer, if it is such a call.
 
-    Every cell's call is told before the next one runs; where `tell` says that its weights have
-    changed, it runs again. None for other functions, packed sequences, projections and weights
-    that are no parameters.
+    Every cell's call is told before the next one runs; if `is_ahead`, before the cell itself does.
+    None for other functions, packed sequences, projections and weights that are no parameters.
     """
     if name not in GATES or len(args) < 9 or not isinstance(args[3], bool):
         return None
@@ -132,9 +141,11 @@ def run_stack(
             first = [state[k : k + 1] for state in states]
             given = tuple(first) if name == "lstm" else first[0]
             settings = (has_biases, 1, 0.0, False, False, False)
+            if is_ahead:
+                tell(_call(name, own, name_of, steps, first[0]))
             made, *last = function(steps, given, own, *settings)
-            if tell(_call(name, own, name_of, steps, torch.cat([first[0], made]))):
-                made, *last = function(steps, given, own, *settings)
+            if not is_ahead:
+                tell(_call(name, own, name_of, steps, torch.cat([first[0], made])))
             finals.append(tuple(last))
             outputs.append(made.flip(0) if k % directions else made)
         values = torch.cat(outputs, dim=-1)
@@ -159,7 +170,8 @@ class LayerCall:
     """One use of a weight in a run: outputs = patches · weightᵀ + bias.
 
     `inputs` (rows, in) are the values that the weight's input axis reads, one column per position
-    of that axis; `outputs` (rows, out). A convolution's rows are pixels.
+    of that axis; `outputs` (rows, out), none of them before the layer runs. A convolution's rows
+    are pixels.
     """
 
     weight: str
@@ -194,8 +206,7 @@ class LayerCall:
 
 
 Call: TypeAlias = LayerCall | CellCall
-Hear: TypeAlias = Callable[[Call], object]  # RUN_AGAIN: the op runs again, its weights changed
-RUN_AGAIN = object()
+Hear: TypeAlias = Callable[[Call], object]
 Place: TypeAlias = tuple[int, int]  # storage and offset
 
 
@@ -207,16 +218,20 @@ class Heard:
     uses: Counter[str]
 
 
-def run_heard(model: nn.Module, inputs: Sequence[Any], hear: Hear) -> Heard:
+def run_heard(
+    model: nn.Module, inputs: Sequence[Any], hear: Hear, *, is_ahead: bool = False
+) -> Heard:
     """Run a model, and let `hear` know of uses of its weights.
+
+    If `is_ahead`, each use is told before it is made, so that who changes the weights in place has
+    the run go on with the new ones; what the layer gives is not known then.
 
     Weights are known by their first names in the state dict. Uses of a part of a weight, of a
     weight in another shape, with a bias that is no parameter, or of a transposed or grouped
-    convolution's, are not told, but counted. Who raises `StopRun` has heard enough; who changes
-    the weights of a call in place and returns `RUN_AGAIN` has the run go on with the new ones.
+    convolution's, are not told, but counted. Who raises `StopRun` has heard enough.
     """
     owners = {_place(tensor): (name, tensor) for name, tensor in float_tensors(model)[0].items()}
-    ops, outputs = _Ops(owners, hear), None
+    ops, outputs = _Ops(owners, hear, is_ahead=is_ahead), None
     try:
         with eagerly(), torch.no_grad(), ops, _Functions(ops):
             outputs = run_model(model, inputs)
@@ -234,38 +249,46 @@ def names_of(call: Call) -> tuple[str, ...]:
 class _Ops(EagerMode):  # type: ignore[no-untyped-call]
     """See products and convolutions with a parameter."""
 
-    def __init__(self, owners: Mapping[Place, tuple[str, Tensor]], hear: Hear) -> None:
+    def __init__(
+        self, owners: Mapping[Place, tuple[str, Tensor]], hear: Hear, *, is_ahead: bool
+    ) -> None:
         super().__init__()
         self.owners = owners
         self.stored: dict[int, list[str]] = {}
         for (storage, _), (name, _) in owners.items():
             self.stored.setdefault(storage, []).append(name)
         self.hear = hear
+        self.is_ahead = is_ahead
         self.is_paused = self.is_stopped = False
         self.uses: Counter[str] = Counter()  # of any part of a parameter, told or not
 
-    def look_after(self, func: Any, before: Any, result: Any) -> Any:
-        """Tell of an op if it uses a whole weight."""
-        args, kwargs = before
-        if not self.is_paused and not func.is_view:
+    def look_before(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        """Count what an op uses, and tell of it ahead if it uses a whole weight."""
+        if self.is_paused:
+            return None
+        if not func.is_view:
             self.count(args, kwargs)
-        is_plain = not kwargs  # α·x·W + β·b has them
-        make = _MAKERS.get(schema_of(func).name) if is_plain and not self.is_paused else None
-        call = None if make is None else make(self, args, result)
-        if call is not None and self.tell(call):
-            return func(*args)
+        make = None if kwargs else _MAKERS.get(schema_of(func).name)  # α·x·W + β·b has some
+        if make is not None and self.is_ahead:
+            self.tell(make(self, args, None))
+        return None if make is None else partial(make, self, args)
+
+    def look_after(self, func: Any, before: Any, result: Any) -> Any:
+        """Tell of an op that has run if it uses a whole weight."""
+        if before is not None and not self.is_ahead:
+            self.tell(before(result))
         return result
 
-    def tell(self, call: Call) -> bool:
-        """Let who hears know of a call, and return whether its op is to run again.
+    def tell(self, call: Call | None) -> None:
+        """Let who hears know of a call, if it is one.
 
         Until that one has heard enough. What is computed while hearing is no part of the run.
         """
-        if self.is_stopped:
-            return False
+        if call is None or self.is_stopped:
+            return
         try:
             with self.paused(), own_code():
-                return self.hear(_detached(call)) is RUN_AGAIN
+                self.hear(_detached(call))
         except StopRun:
             self.is_stopped = True
             raise
@@ -335,21 +358,25 @@ class _Functions(TorchFunctionMode):
             return func(*args, **(kwargs or {}))
         with own_code():
             self.ops.count(args, kwargs)
+        given = kwargs or {}
+        is_linear = name == "linear"
         with self.ops.paused():
-            result: Any = self._stack(name, func, args, kwargs or {})
+            if is_linear and self.ops.is_ahead:
+                self._tell_linear(args, given, None)
+            result: Any = None if is_linear else self._stack(name, func, args, given)
             if result is None:
-                result = func(*args, **(kwargs or {}))
-            with own_code():
-                call = self._linear(args, kwargs, result) if name == "linear" else None
-                is_changed = call is not None and self.ops.tell(call)
-            return func(*args, **(kwargs or {})) if is_changed else result
+                result = func(*args, **given)
+            if is_linear and not self.ops.is_ahead:
+                self._tell_linear(args, given, result)
+            return result
 
     def _stack(
         self, name: str, func: Any, args: Sequence[Any], kwargs: Any
     ) -> tuple[Tensor, ...] | None:
         """Run a recurrent stack; what fails is ours unless the function itself fails, too."""
         try:
-            return run_stack(name, args, self.ops.name, self.ops.tell)
+            ops = self.ops
+            return run_stack(name, args, ops.name, ops.tell, is_ahead=ops.is_ahead)
         except StopRun:
             raise
         except Exception:
@@ -357,36 +384,34 @@ class _Functions(TorchFunctionMode):
             with own_code():
                 raise
 
-    def _linear(self, args: Sequence[Any], kwargs: Any, result: Tensor) -> LayerCall | None:
-        """Return the call of `functional.linear`, whose parts may add the bias later."""
-        named = {**dict(zip(("input", "weight", "bias"), args, strict=False)), **(kwargs or {})}
-        inputs, bias = named["input"], named.get("bias")
-        rows = inputs.reshape(-1, inputs.shape[-1])
-        outputs = result.reshape(-1, result.shape[-1])
-        return _matrix_call(self.ops, bias, rows, named["weight"].T, outputs)
-
-
-def _product(ops: _Ops, args: Sequence[Any], result: Tensor) -> LayerCall | None:
-    return _matrix_call(ops, None, args[0], args[1], result)
-
-
-def _added_product(ops: _Ops, args: Sequence[Any], result: Tensor) -> LayerCall | None:
-    return _matrix_call(ops, args[0], args[1], args[2], result)
+    def _tell_linear(
+        self, args: Sequence[Any], kwargs: Mapping[str, Any], result: Tensor | None
+    ) -> None:
+        """Tell of a call of `functional.linear`, whose parts may add the bias later."""
+        with own_code():
+            named = {**dict(zip(("input", "weight", "bias"), args, strict=False)), **kwargs}
+            inputs = named["input"]
+            rows = inputs.reshape(-1, inputs.shape[-1])
+            outputs = None if result is None else result.reshape(-1, result.shape[-1])
+            self.ops.tell(
+                _matrix_call(self.ops, named.get("bias"), rows, named["weight"].T, outputs)
+            )
 
 
 def _matrix_call(
-    ops: _Ops, bias: Tensor | None, left: Tensor, right: Tensor, result: Tensor
+    ops: _Ops, bias: Tensor | None, left: Tensor, right: Tensor, result: Tensor | None
 ) -> LayerCall | None:
     """Return the call of rows times a weight (out, in) or (in, out)."""
     in_axis = ops.in_axis(right)
-    if in_axis is None or not _is_known(ops, bias, result.shape[1]):
+    if in_axis is None or not _is_known(ops, bias, right.shape[1]):
         return None
     name = ops.name(right)
     assert name is not None
-    return LayerCall(name, ops.name(bias), in_axis, 1 - in_axis, left, result)
+    outputs = left.new_empty(0, right.shape[1]) if result is None else result
+    return LayerCall(name, ops.name(bias), in_axis, 1 - in_axis, left, outputs)
 
 
-def _convolution(ops: _Ops, args: Sequence[Any], result: Tensor) -> LayerCall | None:
+def _convolution(ops: _Ops, args: Sequence[Any], result: Tensor | None) -> LayerCall | None:
     image, weight, bias, stride, padding, dilation, is_transposed, _, groups = args[:9]
     name = ops.name(weight)
     if name is None or is_transposed or groups != 1 or not _is_known(ops, bias, len(weight)):
@@ -394,7 +419,8 @@ def _convolution(ops: _Ops, args: Sequence[Any], result: Tensor) -> LayerCall | 
     if ops.whole(name).shape[:2] != weight.shape[:2]:
         return None
     window = Window(tuple(weight.shape[2:]), tuple(stride), tuple(padding), tuple(dilation))
-    inputs, outputs = _channels_last(image), _channels_last(result)
+    inputs = _channels_last(image)
+    outputs = image.new_empty(0, len(weight)) if result is None else _channels_last(result)
     return LayerCall(name, ops.name(bias), 1, 0, inputs, outputs, window, image)
 
 
@@ -416,8 +442,8 @@ def _place(tensor: Tensor) -> Place:
     return storage_address(tensor), int(tensor.storage_offset())
 
 
-_MAKERS: Mapping[str, Callable[[_Ops, Sequence[Any], Tensor], LayerCall | None]] = {
-    "aten::mm": _product,
-    "aten::addmm": _added_product,
+_MAKERS: Mapping[str, Callable[[_Ops, Sequence[Any], Tensor | None], LayerCall | None]] = {
+    "aten::mm": lambda ops, args, result: _matrix_call(ops, None, args[0], args[1], result),
+    "aten::addmm": lambda ops, args, result: _matrix_call(ops, args[0], args[1], args[2], result),
     "aten::convolution": _convolution,
 }

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from fedmerge.architecture.from_code.dispatch import EagerMode, eagerly
 from fedmerge.errors import UserCodeError
 from fedmerge.private_torch import leaves, storage_address
-from fedmerge.probes.layer_calls import RUN_AGAIN, Call, names_of, run_heard
+from fedmerge.probes.layer_calls import Call, names_of, run_heard
 from fedmerge.user_code import StopRun, copied_object, state_of, user_code
 
 Inputs: TypeAlias = Sequence[Tensor]
@@ -31,9 +31,9 @@ def run_in_step(
 ) -> None:
     """Run each model on its batch, layer by layer: `solve` gets a wanted call of all batches.
 
-    It changes the weights of the call in place, in all models, and the runs go on with the new
-    ones. Models are copies of one another, since a model may keep things from call to call. Only
-    one runs at a time, each in a thread: that is how a run can be left and taken up again.
+    It gets it before it is made, and changes its weights in place, in all models. Models are copies
+    of one another, since a model may keep things from call to call. Only one runs at a time, each
+    in a thread: that is how a run can be left and taken up again.
     """
     runs = [_SteppedRun(*pair, is_wanted) for pair in zip(models, batches, strict=True)]
     # Both are of the whole process, and the runs, which end in any order, leave them as found.
@@ -84,24 +84,23 @@ class _SteppedRun:
 
     def _run(self, model: nn.Module, inputs: Inputs) -> None:
         try:
-            run_heard(model, inputs, self._hear)
+            run_heard(model, inputs, self._hear, is_ahead=True)
         except BaseException as error:
             self._error = error
         finally:
             self.call = None
             self._back.release()
 
-    def _hear(self, call: Call) -> object:
+    def _hear(self, call: Call) -> None:
         if self._is_ending:
             raise StopRun
         if not self._is_wanted(call):
-            return None
+            return
         self.call = call
         self._back.release()
         self._turn.acquire()
         if self._is_ending:
             raise StopRun
-        return RUN_AGAIN
 
 
 def copies_of(model: nn.Module, count: int) -> list[nn.Module]:
@@ -122,7 +121,7 @@ def held_bytes(model: nn.Module, inputs: Inputs) -> int:
     """Return how many bytes a run, heard call by call, holds of its own in its fullest moment."""
     held, last = _Held(), list[Call]()
     with eagerly(), held:
-        run_heard(model, inputs, lambda call: last.__setitem__(slice(None), [call]))
+        run_heard(model, inputs, lambda call: last.__setitem__(slice(None), [call]), is_ahead=True)
     return held.most
 
 

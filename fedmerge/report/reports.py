@@ -13,15 +13,14 @@ from fedmerge.checkpoint import check_targets, read_record, write_text
 from fedmerge.errors import FedmergeError, UsageError
 from fedmerge.merging.merge_record import MergeRecord, consistent_record
 from fedmerge.report import Fact, FeatureMaps, Report, Scores, SourceView, check_drawing, render
+from fedmerge.report.plan_figure import has_convolution, plan_picture
 from fedmerge.report.sections import (
     ACCURACY,
     Wishes,
     frontier_points,
     group_views,
-    has_convolution,
     last_metrics,
     method_of,
-    plan_picture,
     predicted_scores,
     rounds_view,
     run_scores,
@@ -227,7 +226,7 @@ def _facts(value: Mapping[str, Any], record: MergeRecord) -> list[Fact]:
 
 def _sources(value: Mapping[str, Any]) -> list[SourceView]:
     shards = value.get("retrain", {}).get("shards", ())
-    samples = {shard["client"]: int(shard["samples"]) for shard in shards}
+    samples = {shard["client"]: shard["samples"] for shard in shards}
     return [
         SourceView(s["name"], s["file"], int(s["size"]), s["sha256"], samples.get(s["name"]))
         for s in value["sources"]

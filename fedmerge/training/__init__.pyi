@@ -1,22 +1,29 @@
 from .client_work import (
     EVALUATE as EVALUATE,
+    LOOK as LOOK,
     TRAIN as TRAIN,
     ClientWork as ClientWork,
     evaluate_model as evaluate_model,
+    look as look,
     train as train,
 )
-from .inference import ensemble_cost as ensemble_cost, inference_cost as inference_cost
 from .evaluation import (
-    InferenceCost as InferenceCost,
     EnsembleEvaluation as EnsembleEvaluation,
     Evaluation as Evaluation,
+    InferenceCost as InferenceCost,
     evaluate as evaluate,
     evaluate_ensemble as evaluate_ensemble,
     try_model as try_model,
 )
+from .inference import (
+    ensemble_cost as ensemble_cost,
+    inference_cost as inference_cost,
+)
 from .local_training import (
     Trained as Trained,
     array_dtypes as array_dtypes,
+    choose_devices as choose_devices,
+    choose_precision as choose_precision,
     load_arrays as load_arrays,
     read_arrays as read_arrays,
     tied_names as tied_names,
@@ -29,17 +36,10 @@ from .partitions import (
     split_homogeneously as split_homogeneously,
     write_shards as write_shards,
 )
+from .data_formats import FORMATS as FORMATS, Reading as Reading, open_columns as open_columns
 from .samples import (
     Preparation as Preparation,
-    open_columns as open_columns,
     parse_normalize as parse_normalize,
-)
-from .settings import (
-    Stage as Stage,
-    TrainSettings as TrainSettings,
-    choose_devices as choose_devices,
-    choose_precision as choose_precision,
-    default_settings as default_settings,
 )
 from .shards import (
     EVALUATION_KEYS as EVALUATION_KEYS,
@@ -49,6 +49,7 @@ from .shards import (
     pair_shards as pair_shards,
     read_column as read_column,
     read_shard as read_shard,
+    source_digest as source_digest,
 )
 from .tasks import (
     PADDING as PADDING,

@@ -17,6 +17,7 @@ def silent(step: str, done: float, total: int) -> None:
 
 AVERAGE = "element-wise average"  # the merge for which nothing is matched
 BY_WEIGHTS = "matched by weights"  # the merge for which nothing is run
+IN_PLACE = "average, fit in place"  # its layers, to what the clients' give on probes
 AVERAGES = (AVERAGE, BY_WEIGHTS)  # of clients that share their initial weights
 
 

@@ -35,8 +35,3 @@ class Work(Protocol):
 
     def __call__(self, arrays: Arrays, settings: JsonObject, place: Place) -> WorkResult:
         """Do the work."""
-
-
-def array_bytes(arrays: Arrays) -> int:
-    """Return how many bytes of numbers travel when these arrays are sent."""
-    return sum(array.nbytes for array in arrays.values())

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedmerge.cli import next_command
+from fedmerge.cli import COMMANDS
 from tests.end_to_end.helpers import Cli, Outcome
 
 NET = """
@@ -97,11 +97,11 @@ def test_options_are_typed_as_the_next_command_takes_them() -> None:
         "dtype": None,
     }
     names = tuple(given)
-    assert next_command("compare", [Path("-x.pt")], given, names) == (
+    assert COMMANDS["compare"].suggested([Path("-x.pt")], given, names) == (
         "fedmerge compare ./-x.pt --set match_by_order=true --channels-last --set weights=ema "
         "--normalize=-0.5/0.5 --keep 'a*' --keep b"
     )
-    assert next_command("verify", [Path("x.pt")], given, names) == "fedmerge verify x.pt"
+    assert COMMANDS["verify"].suggested([Path("x.pt")], given, names) == "fedmerge verify x.pt"
 
 
 class Pairs(nn.Module):

@@ -122,8 +122,8 @@ def trouble_command(scene: Scene, engine: str, *more: object) -> list[str]:
 
 
 def test_clients_that_die_hang_or_fail_are_left_out_and_come_back(scene: Scene, cli: Cli) -> None:
-    # The command itself loads every shard once, and the first one twice.
-    scene.trouble("a", "", "", "fail", "")
+    # Every client is tried once before the first round.
+    scene.trouble("a", "", "fail", "")
     scene.trouble("b", "", "die", "")
     scene.trouble("c", "", "", "hang", "")
     events = scene.folder / "events.jsonl"

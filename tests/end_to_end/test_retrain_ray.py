@@ -192,8 +192,8 @@ def test_no_node_and_no_training_outlives_a_killed_command(scene: Scene, short: 
 def test_clients_that_die_hang_or_fail_are_left_out_and_come_back(
     scene: Scene, two_nodes: Cluster
 ) -> None:
-    # The command itself loads every shard once, and the first one twice.
-    scene.trouble("a", "", "", "fail", "")
+    # Every client is tried once before the first round.
+    scene.trouble("a", "", "fail", "")
     scene.trouble("b", "", "die", "")
     scene.trouble("c", "", "", "hang", "")
     more = (

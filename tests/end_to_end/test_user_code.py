@@ -257,7 +257,7 @@ OURS = {  # functions that the user's code is around, or that once hid behind it
     "plan": "fedmerge.architecture.from_code.tracing._apply",
     "match": "fedmerge.merging.by_probes.probe_clients",
     "eval": "fedmerge.training.shards.Shard.batch",
-    "compare": "fedmerge.probes.responses.readings",
+    "compare": "fedmerge.probes.probe_inputs.readings",
     "retrain": "fedmerge.training.local_training._batches",
     "frontier": "fedmerge.merging.frontier.matched_candidates",
     "export": "fedmerge.merging.onnx_export.tensors_in",

@@ -22,7 +22,7 @@ from fedmerge.errors import (
     UserCodeError,
 )
 from fedmerge.process import listening
-from fedmerge.tracebacks import failure_of, forget_users, is_users, last_line, whole_traceback
+from fedmerge.tracebacks import USERS, failure_of, is_users, last_line, whole_traceback
 from fedmerge.user_code import (
     StopRun,
     find_object,
@@ -219,7 +219,7 @@ def test_unforeseen_errors_are_the_user_s_where_their_code_raised_them(tmp_path:
     failure = failure_of(caught.value)
     assert isinstance(failure, UserCodeError)
     assert failure.exit_code == 1
-    forget_users()
+    USERS.clear()
     assert isinstance(failure_of(caught.value), Defect)
 
 

@@ -225,7 +225,8 @@ def plan_walked(walked: Walked) -> Plan:
         architecture=type(walked.module).__name__,
         notes=(*_notes(walked), *squared, *_ordered_blocks(tensors)),
     )
-    plan = with_inside(plan, own_orders(plan, walked.trace, names))
+    if any(True for own in tensors.values() for axis in own.axes for _ in outer_groups(axis)):
+        plan = with_inside(plan, own_orders(plan, walked.trace, names))
     return fix_widths(plan, {name: label.size for label, name in names.items()})
 
 

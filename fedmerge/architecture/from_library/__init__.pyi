@@ -6,6 +6,7 @@ from .config_widths import (
 )
 from .example_inputs import names_of_inputs as names_of_inputs
 from .libraries import (
+    LIBRARIES as LIBRARIES,
     FolderCode as FolderCode,
     code_of_folder as code_of_folder,
     library_model as library_model,

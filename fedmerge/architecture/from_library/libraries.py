@@ -56,13 +56,11 @@ def _whole_numbers(value: Any) -> tuple[int, ...] | None:
 
 
 def library_model(reference: str, arguments: Mapping[str, Any]) -> nn.Module | None:
-    """Return the model of a reference such as timm:resnet18; None if it is none of a library's.
+    """Return the model of a reference such as timm:resnet18; None if its library knows none.
 
     Weights are never fetched.
     """
-    library, colon, name = reference.partition(":")
-    if not colon or library not in LIBRARIES:
-        return None
+    library, _, name = reference.partition(":")
     model = LIBRARIES[library](name, arguments)
     if model is not None:
         remember(model, reference)

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from fedmerge.cli import COMMANDS, Command, Option, find_command, parameter
+from fedmerge.cli import COMMANDS, Command, Option, parameter
 from tests.commands import options_of_commands
 
-EACH = pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.name)
+EACH = pytest.mark.parametrize("command", COMMANDS.values(), ids=lambda command: command.name)
 MOST = {"match": 32, "retrain": 45}  # options, those of every command too
 
 
@@ -41,7 +41,7 @@ def test_the_parser_takes_the_options_of_the_table(command: Command) -> None:
 
 @pytest.mark.parametrize("name", MOST)
 def test_commands_have_no_more_options_than_people_can_read(name: str) -> None:
-    parameters = find_command(name).parameters
+    parameters = COMMANDS[name].parameters
     assert len([own for own in parameters if not own.is_argument]) <= MOST[name] + 2  # of help
 
 
@@ -66,4 +66,4 @@ def test_options_are_left_out_by_default_unless_they_are_required() -> None:
     ],
 )
 def test_messages_name_options_as_they_are_typed(command: str, text: str, spoken: str) -> None:
-    assert find_command(command).speak(text) == spoken
+    assert COMMANDS[command].speak(text) == spoken

@@ -9,16 +9,16 @@ from typing import Any
 
 import pytest
 
-from fedmerge.cli import COMMANDS, CONFIGURED, GONE, SET, dials_of, find_command, moved_option
+from fedmerge.cli import COMMANDS, CONFIGURED, GONE, SET, dials_of, moved_option
 from fedmerge.errors import UsageError
 
-MATCH = find_command("match")
+MATCH = COMMANDS["match"]
 
 
 def dials(*assignments: str, command: str = "match", **configured: Any) -> dict[str, Any]:
     """Return what is set, without what nobody set."""
     context: Any = SimpleNamespace(meta={CONFIGURED: configured})
-    own = find_command(command)
+    own = COMMANDS[command]
     values = dials_of(own, context, assignments)
     assert values.keys() == own.dial_options.keys()
     assert context.meta[SET] == {text.partition("=")[0].replace("-", "_") for text in assignments}
@@ -99,5 +99,5 @@ def test_what_never_was_an_option_is_left_to_the_parser(typed: str) -> None:
 
 
 def test_what_is_gone_is_nowhere() -> None:
-    names = {name.replace("_", "-") for command in COMMANDS for name in command.names}
+    names = {name.replace("_", "-") for command in COMMANDS.values() for name in command.names}
     assert not names & GONE.keys()

@@ -7,7 +7,7 @@ import re
 import pytest
 import typer
 
-from fedmerge.cli import COMMANDS, INTRODUCTION, app, find_command
+from fedmerge.cli import COMMANDS, INTRODUCTION, app
 from tests.commands import options_of_commands, unknown_in_line
 
 WIDEST = 78  # of 80 columns, help keeps one free at either side
@@ -17,7 +17,7 @@ FEW = 3  # commands that matter at first
 @pytest.mark.parametrize("command", sorted(set(options_of_commands()) - {""}))
 def test_every_command_has_examples_of_itself_that_its_parser_takes(command: str) -> None:
     parser = getattr(typer.main.get_command(app), "commands")[command]  # noqa: B009
-    for line in find_command(command).examples:
+    for line in COMMANDS[command].examples:
         program, name, *arguments = line.split()
         assert (program, name) == ("fedmerge", command)
         with parser.make_context(name, arguments, resilient_parsing=True) as context:
@@ -27,7 +27,7 @@ def test_every_command_has_examples_of_itself_that_its_parser_takes(command: str
 
 def test_no_example_is_broken_by_an_ordinary_terminal() -> None:
     """A line that help breaks in two runs as something else when it is copied."""
-    broken = [line for own in COMMANDS for line in own.examples if len(line) > WIDEST]
+    broken = [line for own in COMMANDS.values() for line in own.examples if len(line) > WIDEST]
     assert broken == []
 
 
@@ -52,6 +52,6 @@ def test_a_line_that_would_be_refused_is_noticed(line: str, wrong: list[str]) ->
 
 
 def test_every_command_stands_under_a_heading() -> None:
-    panels = {command.panel for command in COMMANDS}
+    panels = {command.panel for command in COMMANDS.values()}
     assert all(panels)
     assert len(panels) > 1

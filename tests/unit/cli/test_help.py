@@ -6,10 +6,10 @@ import re
 
 import pytest
 
-from fedmerge.cli import COMMANDS, Command, command_help, find_command, program_help
+from fedmerge.cli import COMMANDS, Command, command_help, program_help
 
 LONGEST, WIDEST = 60, 80
-EACH = pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.name)
+EACH = pytest.mark.parametrize("command", COMMANDS.values(), ids=lambda command: command.name)
 BOTH = pytest.mark.parametrize("whole", [False, True])
 _METAVAR = re.compile(r"<[^>]*>|\bbool\b|\blist\[|\bPath\b")
 
@@ -52,7 +52,7 @@ def test_the_whole_help_has_every_option_and_dial(command: Command) -> None:
 
 
 def test_the_short_help_of_match_shows_what_people_use() -> None:
-    short = command_help(find_command("match"), whole=False)
+    short = command_help(COMMANDS["match"], whole=False)
     assert "--max-growth X|none" in short
     assert "--keep" not in short
     assert short.endswith("more: fedmerge match --help-all")
@@ -62,14 +62,14 @@ def test_the_programs_help_names_every_command_in_one_screen() -> None:
     lines = program_help().splitlines()
     assert len(lines) <= LONGEST
     assert max(map(len, lines)) <= WIDEST
-    for command in COMMANDS:
+    for command in COMMANDS.values():
         assert any(line.startswith(f"  {command.name} ") for line in lines)
 
 
 @pytest.mark.parametrize("columns", [40, 60, 200])
 def test_no_terminal_is_too_narrow(columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", str(columns))
-    lines = command_help(find_command("inspect"), whole=True).splitlines()
+    lines = command_help(COMMANDS["inspect"], whole=True).splitlines()
     longest = max(map(len, (line for line in lines if not line.startswith("  fedmerge"))))
     assert longest <= max(columns, 46)
     assert longest <= 100

@@ -66,7 +66,7 @@ def test_every_hint_names_options_and_commands_that_exist() -> None:
 
 def unknown_words(hint: str) -> list[str]:
     """Return what a hint names that can't be typed, nor given in Python."""
-    known = {name for command in COMMANDS for name in command.names}
+    known = {name for command in COMMANDS.values() for name in command.names}
     named = [word for word in _ARGUMENT.findall(hint) if re.search("[_=]", word)]
     wrong = [word for word in named if word.strip("`").partition("=")[0] not in known]
     return [*unknown_in(hint), *wrong]

@@ -8,7 +8,7 @@ from typing import Any
 
 import fedmerge
 from fedmerge.engines import Engine, LocalEngine
-from fedmerge.federated import Event, Rounds, Run, SavedState, prepare_run
+from fedmerge.federated import Event, Rounds, Run, SavedState, open_run, prepare_run
 from tests.unit.federated.nets import FULL_BATCH
 
 
@@ -31,7 +31,8 @@ def watched_run(
     data: Path | None = None,
 ) -> tuple[Run, list[SavedState], list[Event]]:
     """Run all rounds, and return the run, the state after each of them, and all events."""
-    run = prepare_run(sources, [shards], options, model=model)
+    opened = open_run(sources, [shards], options, model=model)
+    run = prepare_run(opened, engine or LocalEngine(opened.clients))
     states: list[SavedState] = []
     events: list[Event] = []
     running = fedmerge.Running(device="cpu", policy=policy or fedmerge.RetryPolicy())

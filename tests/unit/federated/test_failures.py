@@ -123,7 +123,6 @@ WEIGHT = np.zeros((5, 6), np.float32)  # as the second round's '2.weight' is, un
         (with_values(losses=[True]), "(Expected `float`, got `bool` - at `$.losses[0]`)"),
         (with_values(samples=0), "returned 0 samples"),
         (with_values(samples=2.5), "(Expected `int`, got `float` - at `$.samples`)"),
-        (with_values(class_counts=[1, -1]), "the class counts (1, -1)"),
         (lambda outcome: replace(outcome, values={}), "that no training gives"),
         (lambda outcome: replace(outcome, arrays={}), "returned no '2.weight': 0 tensors"),
     ],

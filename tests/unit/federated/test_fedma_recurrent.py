@@ -13,7 +13,8 @@ import torch
 from torch import Tensor, nn
 
 import fedmerge
-from fedmerge.federated import fedma, prepare_run
+from fedmerge.engines import LocalEngine
+from fedmerge.federated import fedma, open_run, prepare_run
 from fedmerge.merging import match_group
 from fedmerge.values import Assignment, Plan
 from tests.unit.federated.nets import permuted, save_clients
@@ -139,7 +140,8 @@ def first_round(
     for name in clients:
         np.savez(shards / f"{name}.npz", x=x, y=np.arange(4) % CLASSES)
     options = options_for(matching=fedmerge.MatchOptions(max_growth=1, **changes))
-    run = prepare_run(save_clients(folder, clients), [shards], options, model=NETS[net])
+    opened = open_run(save_clients(folder, clients), [shards], options, model=NETS[net])
+    run = prepare_run(opened, LocalEngine(opened.clients))
     done = run.method.exchange(run.method.start(), run.method.rounds[0], present)
     found = [next(iter(placed.values())) for placed in done.federation.placements]
     return found, done.up + done.down

@@ -8,8 +8,7 @@ from collections.abc import Mapping
 import numpy as np
 import pytest
 
-from fedmerge.matching import Selection
-from fedmerge.merging import allocate, loss_curve, select_all
+from fedmerge.merging import Selection, allocate, loss_curve, select_all
 from fedmerge.probes import normalised
 from fedmerge.values import Group, Pinned, Plan, Product, TensorPlan, Units
 

@@ -223,13 +223,13 @@ def reordered(state: State, order: list[int]) -> State:
 def test_an_average_in_place_is_kept_unless_its_outputs_shrank(
     scale: float, is_kept: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    usual = candidates._candidate
+    usual = candidates.candidate_of
 
     def candidate(answers: Answers, name: str, merge: Merge) -> Candidate:
         found = usual(answers, name, merge)
         return replace(found, outputs=scale * found.outputs) if name == AVERAGE else found
 
-    monkeypatch.setattr(candidates, "_candidate", candidate)
+    monkeypatch.setattr(candidates, "candidate_of", candidate)
     loud = tuned(trained(1), 13, 300, shuffled=True)
     loud |= {name: 8 * loud[name] for name in ("3.weight", "3.bias")}
     states = [tuned(trained(1), seed, 20) for seed in (11, 12)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,12 +16,15 @@ from fedmerge.api import match
 from fedmerge.architecture import ModelCode
 from fedmerge.errors import ArchitectureError, UsageError
 from fedmerge.merging import (
+    SHARES,
     SPENDING,
     Answers,
     MatchOptions,
     Merge,
     Refiner,
     Spending,
+    between,
+    candidates,
     choose_merge,
     expand_sources,
     open_clients,
@@ -125,6 +129,29 @@ def refiner(answers: Answers, merge: Merge) -> Refiner:
     return Refiner(
         answers.modules, merge, sets.fitting, members, augmentation=sets.augmentation, seed=0
     )
+
+
+def test_what_is_fitted_to_made_up_inputs_is_judged_by_inputs_made_otherwise(
+    tmp_path: Path,
+) -> None:
+    states = [client(k) for k in (1, 2)]
+    made, given = (
+        answers_to(states, digits_code(), MatchOptions(effort="fast"), probing)
+        for probing in (ProbeOptions(count=200), digits_probes(tmp_path))
+    )
+    held_out, judging = made.sets.held_out.inputs[0], made.sets.judging.inputs[0]
+    assert torch.equal(judging[: len(held_out)], held_out)
+    others = judging[len(held_out) :]
+    assert len(others) == 200
+    known = torch.cat([made.sets.fitting.inputs[0], held_out]).flatten(1)
+    assert torch.cdist(others.flatten(1), known).min() > 1e-2
+    sure, half = (
+        torch.stack([module(own) for module in made.modules.clients]).softmax(2).amax(2).mean()
+        for own in (held_out, others)
+    )
+    assert half < sure - 0.05  # clients doubt them, as they do real ones that they never saw
+    real = given.sets.held_out.inputs[0]
+    assert len(given.sets.judging) == 4 * len(real)  # as they are, and three changed copies
 
 
 NETS = {
@@ -254,6 +281,38 @@ def test_the_ensemble_itself_is_not_refined(tmp_path: Path) -> None:
     assert not _refined(merge)  # and nothing is left to be gained
     assert not merge.quality.chosen.startswith("refined")
     assert not merge.fitted
+
+
+def test_a_place_between_has_that_share_of_what_training_changed(tmp_path: Path) -> None:
+    answers = digits_answers(tmp_path, effort="fast")
+    start = chosen_merge(answers)
+    end = refiner(answers, start).refine(start, STEPS, silent)
+    quarter = arrays(between(start, end, 0.25))
+    for name, values in arrays(start).items():
+        wanted = 0.75 * values + 0.25 * end.read(name)
+        np.testing.assert_allclose(quarter[name], wanted, rtol=EXACT, atol=EXACT)
+        assert quarter[name].dtype == values.dtype
+        assert (end.read(name) != values).any()
+    assert between(start, end, 1.0) is end
+
+
+def test_training_that_goes_too_far_is_taken_back_in_part(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usual = Refiner.refine
+
+    def too_far(own: Refiner, start: Merge, steps: int, *given: Any, **named: Any) -> Merge:
+        return between(start, usual(own, start, steps, *given, **named), 3.0)
+
+    monkeypatch.setattr(Refiner, "refine", too_far)
+    found = {}
+    for shares in (SHARES, (1.0,)):
+        monkeypatch.setattr(candidates, "SHARES", shares)
+        found[shares] = chosen_merge(digits_answers(tmp_path, max_growth=1))
+    named = found[SHARES].quality
+    assert named is not None
+    assert "% of the way" in named.chosen
+    assert _distance(found[SHARES]) < 0.95 * _distance(found[1.0,])
 
 
 def test_the_best_start_is_chosen_and_named(tmp_path: Path) -> None:

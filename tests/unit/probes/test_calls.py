@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from fedmerge.probes import Call, LayerCall, names_of, run_heard
 from fedmerge.user_code import StopRun
@@ -90,6 +92,42 @@ def test_patches_times_the_weight_and_the_bias_are_the_outputs(name: str) -> Non
     assert call.outputs.numel() == outputs.numel()
     model.state_dict()[call.weight].mul_(1.1)
     assert not torch.allclose(remade(call, model), call.outputs, rtol=0, atol=1e-3)
+
+
+class Products(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Count products and convolutions."""
+
+    count = 0
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        self.count += func.overloadpacket.__name__ in ("mm", "addmm", "convolution")
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.filterwarnings("ignore:Using padding='same':UserWarning")
+@pytest.mark.parametrize("is_ahead", [False, True])
+@pytest.mark.parametrize("name", list(LAYERS))
+def test_calls_told_ahead_are_made_once_with_the_weights_of_then(name: str, is_ahead: bool) -> None:
+    torch.manual_seed(0)
+    build, shape = LAYERS[name]
+    model, x = build().double().eval(), torch.randn(shape, dtype=torch.float64)
+    as_it_was = model(x)
+    told: list[Call] = []
+
+    def double(call: Call) -> None:
+        told.append(call)
+        model.state_dict()[names_of(call)[0]].mul_(2)
+
+    with Products() as products:  # type: ignore[no-untyped-call]
+        outputs = run_heard(model, (x,), double, is_ahead=is_ahead).outputs
+    (call,) = told
+    assert isinstance(call, LayerCall)
+    assert products.count == 1
+    assert call.outputs.shape == (0 if is_ahead else outputs.numel() // 3, 3)
+    assert torch.equal(outputs, model(x) if is_ahead else as_it_was)
+    assert not torch.equal(as_it_was, model(x))
 
 
 UNTOLD: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedmerge.probes import Call, CellCall, run_heard
+from fedmerge.probes import Call, CellCall, names_of, run_heard
 
 CLOSE = 1e-12
 KINDS: dict[str, Any] = {"lstm": nn.LSTM, "gru": nn.GRU, "rnn_tanh": nn.RNN}
@@ -78,6 +78,25 @@ def test_cells_have_the_names_of_their_parameters() -> None:
     ]
     assert [call.bias_ih for call in calls][1] == "bias_ih_l0_reverse"
     assert calls[2].inputs.shape == (5, 2, 8)
+
+
+@pytest.mark.parametrize("is_ahead", [False, True])
+def test_cells_told_ahead_run_with_the_weights_of_then(is_ahead: bool) -> None:
+    torch.manual_seed(0)
+    stack, x = nn.LSTM(3, 4, num_layers=2), torch.randn(5, 2, 3)
+    as_it_was = stack(x)[0]
+    told: list[Call] = []
+
+    def double(call: Call) -> None:
+        told.append(call)
+        stack.state_dict()[names_of(call)[0]].mul_(2)
+
+    outputs = run_heard(stack, (x,), double, is_ahead=is_ahead).outputs[0]
+    assert [len(call.states) for call in told if isinstance(call, CellCall)] == (
+        [1, 1] if is_ahead else [6, 6]
+    )
+    assert torch.allclose(outputs, stack(x)[0] if is_ahead else as_it_was, rtol=0, atol=1e-6)
+    assert not torch.allclose(as_it_was, stack(x)[0], rtol=0, atol=1e-3)
 
 
 def test_given_states_are_where_cells_start() -> None:

@@ -1,25 +1,28 @@
 import json
 import time
 from collections.abc import Mapping
+from dataclasses import replace
+from hashlib import sha256
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from torch import nn
 
 from fedmerge.errors import TrainingError
 from fedmerge.training import (
     ClientWork,
     Preparation,
-    TrainSettings,
     evaluate,
     evaluate_model,
     find_task,
     load_arrays,
+    look,
     train,
     train_model,
 )
-from fedmerge.values import Place
+from fedmerge.values import Place, TrainSettings
 from tests.unit.training.models import (
     BUILDER,
     ImageNet,
@@ -68,7 +71,63 @@ def test_a_client_trains_the_given_weights_on_its_shard(tmp_path: Path) -> None:
         assert np.array_equal(result.arrays[name], array)
     assert result.values["losses"] == expected.losses
     assert result.values["samples"] == 50
-    assert result.values["class_counts"] == np.bincount(shard.y).tolist()
+    assert set(result.values) == {"losses", "samples", "training_seconds"}
+
+
+def own_work(path: Path | str, **changes: object) -> dict[str, object]:
+    """Return the settings of work on the net as its own code builds it."""
+    arguments = {
+        "factory": "tests.unit.training.models:ImageNet",
+        "arguments": {},
+        "aliases": {},
+    }
+    own = replace(work(Path(path)), shard=str(path), builder=OWN, arguments=arguments)
+    return replace(own, frozen=(), **changes).to_json()  # type: ignore[arg-type]
+
+
+OWN = "fedmerge.architecture.model_code:build"
+
+
+def test_a_client_tells_what_the_server_has_to_know_and_no_more(tmp_path: Path) -> None:
+    path = write_images(tmp_path / "c1.npz", seed=2)
+    before = torch.get_rng_state()
+    told = look({}, own_work(path), Place())
+    assert torch.equal(torch.get_rng_state(), before)
+    assert told.arrays == {}
+    assert told.values == {
+        "samples": 50,
+        "class_counts": np.bincount(images(seed=2).y).tolist(),
+        "sha256": sha256(path.read_bytes()).hexdigest(),
+        "shapes": [[1, 1, 6, 6]],
+        "dtypes": ["float32"],
+        "stored": "float32",
+    }
+    quiet = look({}, own_work(path, keeps_class_counts=True), Place())
+    assert quiet.values == {**told.values, "class_counts": None}
+
+
+@pytest.mark.parametrize(
+    ("columns", "says"),
+    [
+        ({"y": np.full(50, 99)}, "c1.npz: y has the class 99, but the model has 3 outputs"),
+        ({"x": np.zeros((50, 2, 6, 6), np.float32)}, "c1.npz: the model fails on samples of shape"),
+        ({"y": np.zeros(7, np.int64)}, "expected one target per sample"),
+    ],
+)
+def test_data_that_do_not_fit_are_refused_with_the_reason(
+    columns: dict[str, np.ndarray], says: str, tmp_path: Path
+) -> None:
+    path = write_images(tmp_path / "c1.npz", seed=2)
+    with np.load(path) as shard:
+        np.savez(path, **{**shard, **columns})
+    assert says in look({}, own_work(path), Place()).values["refused"]["problem"]
+
+
+def test_what_the_clients_own_code_raises_is_no_refusal(tmp_path: Path) -> None:
+    code = tmp_path / "data.py"
+    code.write_text("def load(client):\n    raise RuntimeError('no data today')\n")
+    with pytest.raises(TrainingError, match="no data today"):
+        look({}, own_work(f"{code}:load"), Place())
 
 
 def test_the_builder_follows_the_widths_of_the_weights(tmp_path: Path) -> None:

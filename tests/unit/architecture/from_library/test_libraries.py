@@ -86,7 +86,6 @@ def test_other_names_are_attributes_of_the_module(library: str) -> None:
     assert library_model(f"{library}:create_something", {}) is None
     with pytest.raises(ArchitectureError, match="there is no callable 'create_something'"):
         fedmerge.ModelCode(f"{library}:create_something").build()
-    assert library_model("net.py:resnet18", {}) is None
 
 
 @pytest.mark.parametrize("library", ["torchvision", "timm"])

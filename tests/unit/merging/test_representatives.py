@@ -7,7 +7,8 @@ import itertools
 import numpy as np
 import pytest
 
-from fedmerge.matching import UnitFeatures, represent, select_units
+from fedmerge.matching import UnitFeatures, represent
+from fedmerge.merging import select_units
 from fedmerge.probes import normalised
 from fedmerge.values import Float64Array, FloatArray
 

@@ -57,7 +57,7 @@ Factory: TypeAlias = Callable[..., nn.Module]
 class Samples(Protocol):
     """What a model can be fed with."""
 
-    def batch(self, rows: IntArray, device: str) -> tuple[Tensor, Tensor]:
+    def batch(self, rows: IntArray, device: str) -> tuple[Tensor | tuple[Tensor, ...], Tensor]:
         """Return the samples (count, ...) of some rows, and their targets."""
 
 
@@ -105,7 +105,7 @@ class ModelCode:
         if self.input_shapes:
             return self
         x, _ = samples.batch(np.zeros(PROBE_BATCH, dtype=np.int64), "cpu")
-        return self.fed_like((x,))
+        return self.fed_like(x if isinstance(x, tuple) else (x,))
 
     def fed_like(self, inputs: Sequence[Tensor]) -> ModelCode:
         """Return the code with inputs of these shapes, unless it is said what they are."""

@@ -26,6 +26,13 @@ if TYPE_CHECKING:
     from fedmerge.report.unit_features import ImageOptions
 
 
+def client_names(given: Mapping[str, Any]) -> list[str] | None:
+    """Return the names of --client-names."""
+    if given["client_names"] is None:
+        return None
+    return [name.strip() for name in given["client_names"].split(",") if name.strip()]
+
+
 def note_merged(sources: Sequence[Path], terminal: Terminal) -> None:
     """Say which files of the given folders are no clients."""
     for path in merged_files(sources):
@@ -222,7 +229,7 @@ _CASES: Mapping[_Case, tuple[str, ...]] = {
     ),
     _AVERAGED: ("rounds",),
     _PROXIMAL: ("mu",),
-    _FRESH: ("init_epochs",),
+    _FRESH: ("init_epochs", "client_names"),
     _BEGUN: ("init",),
     _MATCHED_ONCE: ("probe_data",),
     _STARTED: ("key", "weights", "allow_global", "match_by_order"),

@@ -92,7 +92,10 @@ _TABLE = (
         ),
         ("clients",),
         {
-            "Data": ("shards", "data", "held_out", "task", "normalize", "no_class_counts"),
+            "Data": (
+                *("shards", "client_names", "x_key", "y_key", "data", "held_out", "task"),
+                *("normalize", "no_class_counts"),
+            ),
             "Output": ("output", "force", "dtype", "report", "dry_run"),
             "Rounds": ("method", "passes", "rounds"),
             "Local training": ("epochs", "batch_size", "optimizer", "learning_rate"),
@@ -106,7 +109,7 @@ _TABLE = (
             "Running": ("config", "set", *_SAID),
         },
         {
-            "Data": ("channels_last",),
+            "Data": ("channels_last", "classes"),
             "Output": ("shard_size", *_IMAGES),
             "Rounds": ("mu", "init", "init_epochs", "probe_data"),
             "Local training": (

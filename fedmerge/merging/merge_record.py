@@ -15,7 +15,7 @@ from fedmerge.architecture import plan_from_json, solve_widths
 from fedmerge.checkpoint import Checkpoint
 from fedmerge.decoding import decode_value, shortened
 from fedmerge.errors import ArchitectureError, CheckpointError, FedmergeError, UnsafeCheckpointError
-from fedmerge.merging.adapter_record import is_adapter_record
+from fedmerge.merging.adapters import is_adapter_record
 from fedmerge.merging.options import MatchOptions, RecordedOptions, option_name
 from fedmerge.merging.record_schema import (
     FORMAT,

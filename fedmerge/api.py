@@ -331,11 +331,13 @@ def retrain(
     ):
         files.check(clients, can_run=True, also=inputs.files, state=state)
         opened = opened_run(clients, inputs, options, running, client_names)
-        known = state.known_shards() if state is not None else {}
+        known = state.known_shards() if state is not None and resume else {}
         with closing(running.start_engine(opened.clients)) as engine:
             run = prepare_run(opened, engine, plan=plan, running=running, known=known)
             files.check_clients(run.session.clients)
             prepared(run)
+            if state is not None and force and not resume:
+                state.clear()
             retrained = run_prepared(
                 run,
                 engine,

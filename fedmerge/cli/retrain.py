@@ -34,6 +34,7 @@ from fedmerge.federated.events import (
     RoundStarted,
     RunStarted,
     event_to_json,
+    logging,
 )
 from fedmerge.federated.options import retrain_options, running_options
 from fedmerge.federated.preparation import Run
@@ -229,6 +230,7 @@ def _retrained(
     with (
         terminal.working(READING, one_bar=True) as work,
         closing(EventFile(given, terminal)) as events,
+        logging(given["logger"]) as log,
     ):
         shown = Shown(terminal, work.progress)
 
@@ -238,6 +240,7 @@ def _retrained(
 
         def hear(event: Event) -> None:
             events.hear(event)
+            log(event)
             shown.hear(event)
 
         return retrain(

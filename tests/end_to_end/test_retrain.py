@@ -210,6 +210,7 @@ def test_the_end_of_a_run_is_written_again_by_resume(scene: Scene, cli: Cli) -> 
     before = listing(scene.folder)
     cli.refused(*command, code=2, says=["g.pt: exists already"])
     (scene.folder / "g.pt").unlink()
+    (scene.folder / "g.pt.json").unlink()
     cli.refused(*command, code=2, says=["g.pt.work: is not empty", "--resume"])
     cli.done(*command, "--resume")
     cli.done(*command, "--resume")  # its own output is no overwrite

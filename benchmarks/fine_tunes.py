@@ -50,6 +50,8 @@ class Score:
 
 WAYS: Mapping[str, Mapping[str, Any]] = {  # with inputs or without: keywords of `match`
     "average": {"method": "average"},
+    "base + 0.75 × mean change": {"base": True, "scale": 0.75, "method": "average"},
+    "base + 1.25 × mean change": {"base": True, "scale": 1.25, "method": "average"},
     "by default": {},
     "fit in place": {"merge_units": "fit-in-place"},
     "with the base": {"base": True},
@@ -102,7 +104,7 @@ def scores(case: Case, folder: Path, name: str, scratch: Path) -> Iterator[tuple
     yield "ensemble", measured(lambda rows: mean_scores(models, rows), tests)
     for way, given in WAYS.items():
         for data in (None, torch.from_numpy(probes)):
-            if way == "average" and data is not None:
+            if "method" in given and data is not None:
                 continue
             out = scratch / f"{os.getpid()}-merged"
             yield _titled(way, data), _merged(files, folder, out, given, data, tests)
@@ -115,7 +117,7 @@ def mean_of(each: Sequence[Score]) -> Score:
 
 
 def _titled(way: str, data: Tensor | None) -> str:
-    if way == "average":
+    if "method" in WAYS[way]:
         return way
     return f"{way}, {'no data' if data is None else 'inputs'}"
 

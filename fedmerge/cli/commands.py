@@ -24,7 +24,7 @@ All commands: fedmerge --help. Options and examples of one: fedmerge match --hel
 _MERGE, _MEASURE, _LOOK, _WRITE = "Merge", "Measure and show", "Look into files", "Files and data"
 _SAID = ("json", "quiet", "verbose", "help", "help_all")
 _CODE = ("model", "model_arg", "input_shape")
-_FEEDING = ("input_dtype", "state")
+_FEEDING = ("input_dtype", "numbers", "state")
 _IMAGES = ("image", "image_index", "image_group")
 _MATCHING = (
     *(

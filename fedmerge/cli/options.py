@@ -120,6 +120,13 @@ _EVERYWHERE = (
         kind=list[str],
     ),
     Option(
+        "numbers",
+        "Numbers that the model takes out of its data: refused where they can't be followed, "
+        "or taken on trust",
+        "followed|trusted",
+        "followed",
+    ),
+    Option(
         "state",
         "Forward's argument I is output J of the call before, counted from 0; repeatable",
         "I:J",

@@ -52,7 +52,10 @@ class Base:
             named = listed([f"'{name}'" for name in self.missing], MOST_NAMES)
             yield f"{self.name} has no {named} as the clients have: their mean is taken"
         for number in sorted(self.idle):
-            yield f"{clients[number].name} is {self.name} itself: it changes nothing, has no say"
+            yield (
+                f"{clients[number].name} is {self.name} itself: it changes nothing, but counts in "
+                "the mean; leave it out"
+            )
 
     def lines(self, clients: Sequence[Client]) -> Iterator[str]:
         """Say in words how the clients differ from the base."""

@@ -62,27 +62,13 @@ def files(tmp_path: Path) -> list[Path]:
     return [tmp_path / f"{name}.pt" for name in states]
 
 
-def test_numbers_that_one_client_changed_are_that_clients(files: list[Path]) -> None:
+def test_the_whole_mean_change_is_the_average(files: list[Path]) -> None:
     base, a, b, _ = files
     merged = fedmerge.match([a, b], base=base).state_dict()
-    states = [load(file) for file in (base, a, b)]
-    for name, value in merged.items():
-        start, one, two = (state[name] for state in states)
-        expected = two if name.startswith("4.") else (one + two) / 2
-        torch.testing.assert_close(value, expected, rtol=0, atol=FLOAT32)
-        if name.startswith("4."):  # of which an average keeps one half
-            assert not torch.allclose(value, (one + two) / 2, rtol=0, atol=FLOAT32)
-            assert not torch.equal(value, start)
-
-
-def test_where_all_changed_all_the_change_is_the_average(files: list[Path]) -> None:
-    base, _, b, _ = files
-    c = fine_tuned(load(base), 3)
-    merged = fedmerge.match([load(b), c], base=base).state_dict()
-    mean = fedmerge.match([load(b), c], method="average").state_dict()
+    mean = fedmerge.match([a, b], method="average").state_dict()
     for name, value in merged.items():
         torch.testing.assert_close(value, mean[name], rtol=0, atol=FLOAT32)
-    twice = fedmerge.match([load(b), c], base=base, scale=2).state_dict()
+    twice = fedmerge.match([a, b], base=base, scale=2).state_dict()
     for name, start in load(base).items():
         torch.testing.assert_close(
             twice[name] - start, 2 * (mean[name] - start), rtol=0, atol=4 * FLOAT32
@@ -96,7 +82,6 @@ def test_clients_count_by_their_weights(files: list[Path]) -> None:
     one, two = load(a), load(b)
     expected = (3 * one["0.weight"] + two["0.weight"]) / 4
     torch.testing.assert_close(merged["0.weight"], expected, rtol=0, atol=FLOAT32)
-    torch.testing.assert_close(merged["4.weight"], two["4.weight"], rtol=0, atol=FLOAT32)
 
 
 @pytest.mark.parametrize("dials", [(), ("--method", "average"), ("--set", "scale=0.5")])
@@ -241,12 +226,12 @@ def test_who_changes_biases_alone_is_not_the_base(files: list[Path]) -> None:
     torch.testing.assert_close(merge.state_dict()["0.bias"], expected, rtol=0, atol=FLOAT32)
 
 
-def test_a_client_that_is_the_base_has_no_say(files: list[Path]) -> None:
+def test_a_client_that_is_the_base_is_told(files: list[Path]) -> None:
     base, _, b, _ = files
     merge = fedmerge.match({"same": base, "b": b}, base=base)
     assert any("same is base itself" in warning for warning in merge.warnings)
-    for name, value in load(b).items():
-        torch.testing.assert_close(merge.state_dict()[name], value, rtol=0, atol=FLOAT32)
+    expected = (load(base)["0.weight"] + load(b)["0.weight"]) / 2
+    torch.testing.assert_close(merge.state_dict()["0.weight"], expected, rtol=0, atol=FLOAT32)
 
 
 def test_the_record_names_the_base(files: list[Path], tmp_path: Path) -> None:

@@ -34,7 +34,6 @@ from fedmerge.federated.events import (
     RoundStarted,
     RunStarted,
     event_to_json,
-    logging,
 )
 from fedmerge.federated.options import retrain_options, running_options
 from fedmerge.federated.preparation import Run
@@ -230,7 +229,6 @@ def _retrained(
     with (
         terminal.working(READING, one_bar=True) as work,
         closing(EventFile(given, terminal)) as events,
-        logging(given["logger"]) as log,
     ):
         shown = Shown(terminal, work.progress)
 
@@ -240,7 +238,6 @@ def _retrained(
 
         def hear(event: Event) -> None:
             events.hear(event)
-            log(event)
             shown.hear(event)
 
         return retrain(
@@ -248,6 +245,7 @@ def _retrained(
             **{name: given[name] for name in ("output", "force", "shard_size", "report", "resume")},
             image=image_options(given),
             work_dir=given["work_dir"] or default_work_dir(given["output"]),
+            logger=given["logger"],
             prepared=prepared,
             hear=hear,
         )

@@ -207,6 +207,16 @@ def logging(name: str | None) -> Iterator[HearEvent]:
             logger.close()
 
 
+def told_to(*listeners: HearEvent) -> HearEvent:
+    """Return what tells an event to all listeners in turn."""
+
+    def hear(event: Event) -> None:
+        for listener in listeners:
+            listener(event)
+
+    return hear
+
+
 def ignore(event: Event) -> None:
     """Tell nobody."""
 

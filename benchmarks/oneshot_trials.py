@@ -20,7 +20,7 @@ import fedmerge
 from benchmarks.oneshot_clients import Folders, Setting, setting
 from benchmarks.oneshot_runs import LESSON, RATE, outputs_of, tested
 from benchmarks.oneshot_suites import FAMILIES
-from fedmerge.merging import refinement_loss
+from fedmerge.merging import refinement_loss, share_of_rate
 from fedmerge.probes import AUGMENTATIONS, Augmentation, read_probes
 
 SHARES = (0.0, 0.2, 0.4, 0.7, 1.0)  # of the way
@@ -50,7 +50,7 @@ def _distilled(found: Setting, ways: Augmentation, steps: int, rate: float) -> n
     probes, models = read_probes(found.unlabelled), _models(found)
     student = copy.deepcopy(models[0])
     optimizer = torch.optim.Adam(student.parameters(), lr=rate)
-    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, share_of_rate(steps))
     generator = torch.Generator().manual_seed(SEED)
     for number in range(steps):
         [batch] = ways.batch(number, probes.drawn(LESSON, generator), generator).inputs

@@ -9,6 +9,7 @@ from benchmarks import (
     deep,
     engines,
     file_averages,
+    library_folders,
     loops,
     matching,
     memory,
@@ -45,5 +46,6 @@ SUITES: Mapping[str, Suite] = {
     "loops-slow": Suite("Against plain loops, more work", loops.slow_results, is_slow=True),
     "memory-slow": Suite("Peak memory, 400 MB files", memory.slow_results, is_slow=True),
     "averages": Suite("Averages of large files", file_averages.slow_results, is_slow=True),
+    "folders": Suite("Folders of GPT-2 and ViT-B", library_folders.slow_results, is_slow=True),
     "wide": Suite("One very wide layer", wide.slow_results, is_slow=True),
 }

@@ -36,7 +36,7 @@ from .probes.options import ProbeOptions as ProbeOptions
 from .report.reports import ReportFile as ReportFile
 from .report.unit_features import ImageOptions as ImageOptions
 from .training.samples import Preparation as Preparation
-from .training.settings import TrainSettings as TrainSettings
+from .values.run_settings import TrainSettings as TrainSettings
 from .values.plans import Plan as Plan
 
 __version__: str

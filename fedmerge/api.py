@@ -296,6 +296,7 @@ def retrain(
     shard_size: str | int | None = None,
     report: str | Path | None = None,
     image: ImageOptions | None = None,
+    client_names: Sequence[str] | None = None,
     work_dir: str | Path | None = None,
     resume: bool = False,
     running: Running | None = None,
@@ -307,7 +308,8 @@ def retrain(
 
     `clients` are checkpoints; none at all, and clients are trained from the start; one file that
     `match` or `retrain` wrote, and its clients go on from it. `shards` are files, folders or a
-    function by reference, or data by client's name; `data` is what global models are evaluated
+    function by reference, or data by client's name; `client_names` are those of clients that have
+    no checkpoints, if shards don't tell them; `data` is what global models are evaluated
     on. With `work_dir`, the state after every round is kept there for `resume`. With `shard_size`
     (bytes, or text such as "2GB") the output is safetensors shards and their index. `prepared`
     is called with the run before its first round. Further keywords are options by their names.
@@ -328,7 +330,7 @@ def retrain(
         held_work_dir(work_dir) as state,
     ):
         files.check(clients, can_run=True, also=inputs.files, state=state)
-        opened = opened_run(clients, inputs, options, running)
+        opened = opened_run(clients, inputs, options, running, client_names)
         known = state.known_shards() if state is not None else {}
         with closing(running.start_engine(opened.clients)) as engine:
             run = prepare_run(opened, engine, plan=plan, running=running, known=known)
@@ -348,9 +350,13 @@ def retrain(
 
 
 def opened_run(
-    clients: Clients, inputs: RoundInputs, options: RetrainOptions, running: Running
+    clients: Clients,
+    inputs: RoundInputs,
+    options: RetrainOptions,
+    running: Running,
+    client_names: Sequence[str] | None,
 ) -> Opened:
-    """Open clients; shards name those that are built here."""
+    """Open clients; shards name those that are built here, unless they are named."""
     from fedmerge.federated.preparation import open_run
 
     sources, names = listed(clients)
@@ -361,7 +367,7 @@ def opened_run(
         model=inputs.model,
         data=inputs.data,
         running=running,
-        names=names or (None if sources else inputs.names),
+        names=names or (None if sources else inputs.names or client_names),
     )
 
 

@@ -60,6 +60,7 @@ def predict_retrain(
     model: Model,
     plan: Plan | None = None,
     data: Data | None = None,
+    client_names: Sequence[str] | None = None,
     running: Running | None = None,
     prepared: Callable[[Run], None] = lambda run: None,
     **changes: Any,
@@ -72,7 +73,7 @@ def predict_retrain(
 
     options, running = changed_retrain_options(options, running, changes)
     with rounds_on_objects(code_of(model), shards, data, running) as inputs:
-        opened = opened_run(clients, inputs, options, running)
+        opened = opened_run(clients, inputs, options, running, client_names)
         with closing(running.start_engine(opened.clients)) as engine:
             run = prepare_run(opened, engine, plan=plan, running=running)
     prepared(run)

@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     from fedmerge.merging.frontier import Frontier, Point
 
 
+_MEASURED = (*NEEDED, "task")
+_LANGUAGE_MODELS = ("ForCausalLM", "LMHeadModel")  # how classes of such end
 _AS_GIVEN = ("force", "shard_size", "report", "require", "device")
 
 
@@ -283,7 +285,9 @@ def _verdict(merge: Merge, output: Path, clients: Sequence[Path], given: Mapping
     """Say in one line how good the merge is, as far as it is known, and how to measure it."""
     files: list[str | Path] = [*map(Path, clients), "--global", output]
     needed = {**given, "model": given["model"] or "M"}
-    measure = f"measure it: {COMMANDS['compare'].suggested(files, needed, NEEDED)} --data FILE"
+    if (merge.plan.architecture or "").endswith(_LANGUAGE_MODELS):
+        needed["task"] = "language-model"
+    measure = f"measure it: {COMMANDS['compare'].suggested(files, needed, _MEASURED)} --data FILE"
     found = merge.quality
     if merge.is_program:
         return f"quality: it is the clients' ensemble itself; {measure}"

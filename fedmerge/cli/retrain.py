@@ -14,6 +14,7 @@ from fedmerge.checkpoint import check_targets, written_path
 from fedmerge.cli.arguments import (
     asked_by_user,
     check_applicable,
+    client_names,
     given_plan,
     image_options,
     match_options,
@@ -199,6 +200,7 @@ def run(given: Mapping[str, Any], terminal: Terminal) -> int:
         "model": model_code(given),
         "plan": given_plan(given),
         "data": given["data"],
+        "client_names": client_names(given),
         "running": running_options(given),
     }
     note_merged(inputs["clients"], terminal)

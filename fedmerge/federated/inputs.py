@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import glob
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -35,10 +35,12 @@ from fedmerge.training import (
     read_shard,
     try_model,
 )
+from fedmerge.training.data_formats import FORMATS, is_one_clients
 from fedmerge.training.samples import Data, is_named
 from fedmerge.training.shards import EVALUATION, natural_order, shard_of
 from fedmerge.user_code import (
     derived_seed,
+    find_object,
     handing_over,
     is_reference,
     seeded,
@@ -47,7 +49,8 @@ from fedmerge.user_code import (
 from fedmerge.values.arrays import Array, IntArray
 from fedmerge.values.plans import Assignment, Plan
 
-SHARD_SUFFIXES = (".npz", ".pt", ".pth", ".safetensors")
+SHARD_SUFFIXES = tuple(FORMATS)
+CLIENTS = "clients"  # the list beside a function of data
 CLIENT = "{client}"  # stands for a client's name in a path that is its own machine's
 
 
@@ -160,6 +163,13 @@ def open_start(
     return Start(clients, is_trained=True, is_initial=False)
 
 
+def _in_folder(folder: Path) -> list[Path]:
+    """Return the shards in a folder: its files, or else its folders."""
+    inside = [path for path in folder.iterdir() if not path.name.startswith(".")]
+    files = [path for path in inside if path.suffix in SHARD_SUFFIXES and path.is_file()]
+    return files or [path for path in inside if path.is_dir() and path.name != "__pycache__"]
+
+
 def is_anywhere(shard: str) -> bool:
     """Whether a shard says nothing of who is there: a function, or a path with {client} in it."""
     return is_reference(shard) or CLIENT in shard
@@ -168,11 +178,26 @@ def is_anywhere(shard: str) -> bool:
 def _names_of(shards: Sequence[str]) -> list[str]:
     """Return the names that shards give their clients."""
     if any(map(is_anywhere, shards)):
-        raise UsageError(
-            f"shards={shards[0]} says nothing about the clients' names",
-            "give checkpoints whose names the function is called with",
-        )
+        return _names_beside(shards[0])
     return client_names([Path(shard) for shard in shards])
+
+
+def _names_beside(shard: str) -> list[str]:
+    """Return the list `clients` beside the user's function."""
+    named = None
+    if is_reference(shard):
+        place = shard.rpartition(":")[0]
+        with suppress(UsageError):
+            named = find_object(f"{place}:{CLIENTS}", what="list of the clients' names")
+    if named is None:
+        raise UsageError(
+            f"shards={shard} says nothing about the clients' names",
+            "name them with `client_names=north,south`, by a list `clients` beside the function, "
+            "or by checkpoints",
+        )
+    if not isinstance(named, list | tuple) or not all(isinstance(n, str) and n for n in named):
+        raise UsageError(f"'{CLIENTS}' in {shard} is {named!r}, expected a list of names")
+    return list(named)
 
 
 def _initial_clients(names: Sequence[str], model: ModelCode, options: RetrainOptions) -> Start:
@@ -243,11 +268,10 @@ def expand_shards(arguments: Sequence[str | Path]) -> list[str]:
     shards: list[str] = []
     for argument in map(str, arguments):
         path = Path(argument)
-        if is_anywhere(argument) or path.is_file():
+        if is_anywhere(argument) or path.is_file() or (path.is_dir() and is_one_clients(path)):
             shards.append(argument)
         elif path.is_dir():
-            files = [p for p in path.iterdir() if p.suffix in SHARD_SUFFIXES and p.is_file()]
-            shards += map(str, sorted(files, key=natural_order))
+            shards += map(str, sorted(_in_folder(path), key=natural_order))
         elif found := glob.glob(argument):  # noqa: PTH207 (absolute patterns too)
             shards += sorted(found, key=natural_order)
         else:
@@ -286,7 +310,11 @@ def check_model(
     if data is None:
         return
     shard = read_shard(
-        data, client=EVALUATION, keys=EVALUATION_KEYS, preparation=options.preparation
+        data,
+        client=EVALUATION,
+        keys=EVALUATION_KEYS,
+        preparation=options.preparation,
+        reading=options.reading,
     )
     with seeded(options.seed, device):
         try_model(model, shard, task, training=False, device=device)

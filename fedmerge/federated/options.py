@@ -29,6 +29,7 @@ from fedmerge.values.run_settings import RetryPolicy, TrainSettings, default_set
 if TYPE_CHECKING:  # the help of commands comes from here, which has to be quick
     from fedmerge.engines import Engine
     from fedmerge.training import Preparation
+    from fedmerge.training.data_formats import Reading
 
 DEFAULT_ROUNDS = 10  # of fedavg and fedprox
 MOST_ROUNDS = 100_000  # all of them are laid out before the first
@@ -69,6 +70,15 @@ class RetrainOptions:
         "classification",
         values="classification|language-model|FILE.py:NAME",
     )
+    x_key: str | None = option(
+        "Samples by their names: several are features of a table, or several inputs",
+        values="NAME,NAME,…",
+        unset="x; of a table all columns but the targets",
+    )
+    y_key: str | None = option("Targets by their name", values="NAME", unset="y")
+    classes: str | None = option(
+        "Names of classes in their order, where targets or folders are named", values="NAME,NAME,…"
+    )
     held_out: float = option(
         "Share of its samples that a client only measures global models with", 0.0, values="X"
     )
@@ -94,6 +104,13 @@ class RetrainOptions:
             )
         if self.init != "matched" and self.probes != ProbeOptions():
             raise UsageError("`probe_data` is for `init=matched`")
+
+    @property
+    def reading(self) -> Reading:
+        """Which columns of the clients' data are samples and targets."""
+        from fedmerge.training.data_formats import Reading
+
+        return Reading(_names(self.x_key), self.y_key or "", _names(self.classes))
 
     @property
     def proximal(self) -> float:
@@ -152,6 +169,10 @@ def _no_preparation() -> Preparation:
     from fedmerge.training import Preparation
 
     return Preparation()
+
+
+def _names(text: str | None) -> tuple[str, ...]:
+    return tuple(name.strip() for name in (text or "").split(",") if name.strip())
 
 
 _SOME: Rule = (whole(1, MOST_ROUNDS), f"a whole number from 1 to {MOST_ROUNDS:,}")

@@ -118,7 +118,7 @@ def prepare_run(
         policy=running.policy,
         known=known or {},
     )
-    model = opened.model.fed_like((seen.fed,))
+    model = opened.model.fed_like(seen.fed)
     algorithm = METHODS[options.method]
     session = prepare(
         start.clients,

@@ -5,16 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from fedmerge.checkpoint import Checkpoint
-from fedmerge.errors import ArchitectureError
+from fedmerge.errors import ArchitectureError, UsageError
 from fedmerge.merging.averages import PIECE
 from fedmerge.merging.client_sources import in_library_names, pieces_of
 from fedmerge.values.clients import Client
 from fedmerge.values.wording import count, listed, percent
+
+if TYPE_CHECKING:  # the help of commands comes from here, which has to be quick
+    pass
+from fedmerge.merging.options import MATCHES, RecordedOptions
 
 LARGEST_CHANGE = 1.0  # length of a client's change ÷ the base's, from which on it is no fine-tune
 FEWEST = 0.5  # of the clients' numbers, that a base has to have
@@ -47,7 +52,10 @@ class Base:
             named = listed([f"'{name}'" for name in self.missing], MOST_NAMES)
             yield f"{self.name} has no {named} as the clients have: their mean is taken"
         for number in sorted(self.idle):
-            yield f"{clients[number].name} is {self.name} itself: it changes nothing, has no say"
+            yield (
+                f"{clients[number].name} is {self.name} itself: it changes nothing, but counts in "
+                "the mean; leave it out"
+            )
 
     def lines(self, clients: Sequence[Client]) -> Iterator[str]:
         """Say in words how the clients differ from the base."""
@@ -186,3 +194,24 @@ def _mean_cosine(products: Tensor) -> float | None:
     cosines: list[list[float]] = (products / torch.outer(lengths, lengths)).tolist()
     pairs = [cosines[i][j] for i, j in combinations(range(len(lengths)), 2)]
     return sum(pairs) / len(pairs)
+
+
+def check_base_options(options: RecordedOptions, *, has_base: bool) -> None:
+    """Refuse options that say nothing without a base model, or with one."""
+    if not has_base:
+        if options.scale is not None:
+            raise UsageError("`scale` says nothing without `base`", "give the base model, too")
+        return
+    said = [name for name in MATCHES if getattr(options, name) is not None]
+    if options.method == "ensemble":
+        said.append("method=ensemble")
+    if options.merge_units == "fit":
+        said.append("merge_units=fit")
+    if options.max_growth not in (None, 1):
+        said.append("max_growth")
+    if said:
+        raise UsageError(
+            f"`{said[0]}` and `base` exclude each other",
+            "with a base model, what its fine-tunes changed is merged place by place; leave one "
+            "of the two out",
+        )

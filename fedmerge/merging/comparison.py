@@ -97,6 +97,13 @@ class Comparison:
     notes: tuple[str, ...]
     warnings: tuple[str, ...]
 
+    def __repr__(self) -> str:
+        """Return the comparison in one line."""
+        return (
+            f"<Comparison of {len(self.rows)} models on {self.samples:,} samples: the best client "
+            f"is {self.best_client}>"
+        )
+
     def to_json(self) -> dict[str, Any]:
         """Return the comparison as `--json` prints it."""
         return {

@@ -343,11 +343,8 @@ class Merge:
         if self.leaders:
             return replace(self.session.dials, threshold=None)
         used = {group.threshold for group in self.groups if group.threshold is not None}
-        return (
-            replace(self.session.dials, threshold=used.pop())
-            if len(used) == 1
-            else self.session.dials
-        )
+        threshold = used.pop() if len(used) == 1 else self.session.dials.threshold
+        return replace(self.session.dials, threshold=threshold)
 
     def record(self, digests: Mapping[str, str]) -> dict[str, Any]:
         """Return the merge record, given the SHA-256 of every written tensor."""

@@ -22,7 +22,7 @@ from fedmerge.checkpoint import ADAPTER_CONFIG, Checkpoint, adapter_folder
 from fedmerge.decoding import Fail, decode_json, read_text
 from fedmerge.errors import ArchitectureError, UsageError
 from fedmerge.merging.averages import Averaging, averaging_for, changed_pieces
-from fedmerge.merging.base_model import Base, base_of
+from fedmerge.merging.base_model import Base, base_of, check_base_options
 from fedmerge.merging.client_sources import (
     align_names,
     check_dtypes,
@@ -31,7 +31,7 @@ from fedmerge.merging.client_sources import (
     keep_matches,
     naming_configs,
 )
-from fedmerge.merging.options import Dials, MatchOptions, check_base_options, dials_for
+from fedmerge.merging.options import Dials, MatchOptions, dials_for
 from fedmerge.values.clients import Client
 from fedmerge.values.plans import Pinned, Plan, TensorPlan, equal_widths
 
@@ -161,7 +161,8 @@ def prepare(
     run, so that it is planned also where an average needs no plan. `base` is the model that the
     clients were fine-tuned from; what they changed of it is merged place by place.
     """
-    check_base_options(options, has_base=base is not None)
+    if base is not None or options.scale is not None:
+        check_base_options(options, has_base=base is not None)
     clients = in_library_names(clients)
     if base is not None and options.method == "fedma":
         is_run = is_run or _can_run(model, clients[0])

@@ -23,7 +23,7 @@ from fedmerge.merging.result import Merge
 from fedmerge.report import CellPicture, FeatureMaps, UnitRow
 from fedmerge.report.plan_figure import CONVOLUTION, is_convolution
 from fedmerge.training import Preparation
-from fedmerge.training.samples import open_columns
+from fedmerge.training.data_formats import open_columns
 from fedmerge.user_code import own_code, parameters_of, run_model
 from fedmerge.values.arrays import Array, IntArray
 from fedmerge.values.option_fields import check_options, whole

@@ -232,7 +232,7 @@ def test_a_hub_folder_may_be_the_base(tmp_path: Path, cli: Cli) -> None:
     out = tmp_path / "merged"
     done = cli.done("match", one, two, "--base", base, "-o", out, "--json").json
     assert done["base"]["missing"] == []
-    assert "average, fit in place" in done["quality"]["candidates"]
+    assert done["quality"]["chosen"] == "base + 1 × mean change"
     inputs = inputs_of(one)
     assert outputs(out, inputs).isfinite().all()
     checked = cli.done("verify", out, one, two, "--base", base)
@@ -243,3 +243,18 @@ def test_a_hub_folder_may_be_the_base(tmp_path: Path, cli: Cli) -> None:
         code=3,
         says=["one is no fine-tune of other"],
     )
+
+
+def test_experts_are_averaged_but_not_matched(tmp_path: Path, cli: Cli) -> None:
+    settings = {"num_local_experts": 2, "hidden_size": 16, "intermediate_size": 24}
+    settings |= {"num_attention_heads": 2, "num_key_value_heads": 2, "num_hidden_layers": 1}
+    family = Family("MixtralForCausalLM", "MixtralConfig", {**settings, "vocab_size": 41}, ())
+    base = saved(family, tmp_path / "base", seed=1)
+    one, two = (nudged(base, tmp_path / name, seed=k) for k, name in enumerate(("one", "two")))
+    out = tmp_path / "merged"
+    says = ["of several tensors of the file", "--method average"]
+    cli.refused("match", one, two, "-o", out, code=3, says=says)
+    cli.done("match", one, two, "--base", base, "--method", "average", "-o", out)
+    tokens = {"input_ids": torch.arange(12).reshape(2, 6)}
+    found, start = outputs(out, tokens), outputs(base, tokens)
+    assert 0 < (found - start).abs().max() < (outputs(one, tokens) - start).abs().max()

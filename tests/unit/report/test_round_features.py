@@ -14,7 +14,7 @@ from fedmerge.errors import CheckpointError
 from fedmerge.federated import MatchedLayer, load_layer
 from fedmerge.merging import MergeRecord, record_from_json
 from fedmerge.report import Seen, conv_layers, layer_columns, layer_sites
-from fedmerge.training import TrainSettings
+from fedmerge.values import TrainSettings
 from tests.digits import images
 
 NET = """

@@ -109,7 +109,7 @@ def given_plan(given: Mapping[str, Any]) -> Plan | None:
 def model_code(given: Mapping[str, Any]) -> ModelCode | None:
     """Return the user's model code of --model, if given."""
     if given["model"] is None:
-        for name in ("model_arg", "input_shape", "input_dtype", "state"):
+        for name in ("model_arg", "input_shape", "input_dtype", "numbers", "state"):
             if given[name]:
                 raise UsageError(
                     f"`{name}` says nothing without --model",
@@ -123,6 +123,7 @@ def model_code(given: Mapping[str, Any]) -> ModelCode | None:
         arguments=dict(_named_value(value) for value in given["model_arg"] or ()),
         input_shapes=tuple(_input_shape(value) for value in given["input_shape"] or ()),
         input_dtypes=tuple(given["input_dtype"] or ()),
+        numbers=given["numbers"] or "followed",
         state=tuple(_state_pair(value) for value in given["state"] or ()),
     )
 

@@ -24,7 +24,7 @@ All commands: fedmerge --help. Options and examples of one: fedmerge match --hel
 _MERGE, _MEASURE, _LOOK, _WRITE = "Merge", "Measure and show", "Look into files", "Files and data"
 _SAID = ("json", "quiet", "verbose", "help", "help_all")
 _CODE = ("model", "model_arg", "input_shape")
-_FEEDING = ("input_dtype", "state")
+_FEEDING = ("input_dtype", "numbers", "state")
 _IMAGES = ("image", "image_index", "image_group")
 _MATCHING = (
     *(
@@ -113,13 +113,14 @@ _TABLE = (
             "Output": ("shard_size", *_IMAGES),
             "Rounds": ("mu", "init", "init_epochs", "probe_data"),
             "Local training": (
+                *("optimizer_args", "scheduler", "scheduler_args", "accumulate", "patience"),
                 *("momentum", "weight_decay", "clip_norm", "mixed_precision"),
                 *("partial_weight_decay", "last_rate_factor", "last_epochs_factor"),
                 "last_weight_decay",
             ),
             "Clients and state": (
                 *("cpus_per_client", "gpus_per_client", "threads_per_client"),
-                *("client_timeout", "min_clients"),
+                *("client_timeout", "min_clients", "logger"),
             ),
             "Matching": _MATCHING,
             "Architecture": (*_FEEDING, "match_by_order"),

@@ -17,7 +17,12 @@ from fedmerge.cli.output import (
 from fedmerge.measuring import evaluate
 from fedmerge.values import wording
 
-_PLANNING = ("input_shape", "input_dtype", "state")  # of a model's plan, which nothing needs here
+_PLANNING = (
+    "input_shape",
+    "input_dtype",
+    "numbers",
+    "state",
+)  # of a model's plan, which nothing needs here
 
 
 def run(given: Mapping[str, Any], terminal: Terminal) -> None:

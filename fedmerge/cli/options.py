@@ -120,6 +120,13 @@ _EVERYWHERE = (
         kind=list[str],
     ),
     Option(
+        "numbers",
+        "Numbers that the model takes out of its data: refused where they can't be followed, "
+        "or taken on trust",
+        "followed|trusted",
+        "followed",
+    ),
+    Option(
         "state",
         "Forward's argument I is output J of the call before, counted from 0; repeatable",
         "I:J",
@@ -207,6 +214,11 @@ _BY_COMMAND: Mapping[str, Sequence[Option]] = {  # what differs in one command f
             kind=Path,
         ),
         Option("resume", "Go on where a stopped run was", kind=bool),
+        Option(
+            "logger",
+            "Tell your class (log(event), close()) of every event, or write for TensorBoard",
+            "FILE.py:CLASS|tensorboard",
+        ),
         Option("events", "Write one line of JSON per event", "FILE.jsonl", kind=Path),
     ),
     "demo": (

@@ -138,6 +138,26 @@ def test_a_process_whose_code_exits_with_0_does_not(trouble: Trouble) -> None:
     assert "SystemExit: 0" in error_lines(outcome.err)[0]
 
 
+@pytest.mark.parametrize("who", ["a handler", "a thread"])
+def test_what_else_runs_in_a_process_does_not_end_it(who: str, trouble: Trouble) -> None:
+    trouble.is_at("forward", f"{who} that exits")
+    outcome = process(trouble.command("eval"))
+    assert (outcome.code, outcome.out) == (1, "")
+    assert outcome.err.startswith("error: ")
+    assert "ValueError: no" in outcome.err.splitlines()[0]
+
+
+def test_a_model_that_changes_the_folder_is_merged_from_relative_paths(
+    trouble: Trouble, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trouble.is_at("forward", "another folder")
+    monkeypatch.chdir(trouble.folder)
+    command = trouble.command("match")
+    outcome = process([Path(word).name if word.endswith(".pt") else word for word in command])
+    assert outcome.code == 0, outcome.err
+    assert list(trouble.folder.glob("*.pt"))
+
+
 ROUNDS = """
 import sys
 from pathlib import Path

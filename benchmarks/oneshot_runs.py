@@ -102,18 +102,18 @@ def _merged(merging: Merging, found: Setting) -> Outcome:
             probes=_probes(merging.probes, found),
         )
     seconds = time.process_time() - began
-    tested = _tested(_written_outputs(merge, found), found)
-    tested = replace(tested, growth=merge.growth, seconds=seconds, warnings=merge.warnings)
+    outcome = tested(_written_outputs(merge, found), found)
+    outcome = replace(outcome, growth=merge.growth, seconds=seconds, warnings=merge.warnings)
     quality = merge.quality
     if quality is None:
-        return tested
+        return outcome
     considered = tuple(
         _compared(c, quality.candidates[c.name], found)
         for c in heard
         if merging.seed == CANDIDATES_OF and c.name in quality.candidates
     )
     return replace(
-        tested,
+        outcome,
         chosen=quality.chosen,
         predicted=quality.position.pull,
         considered=considered,
@@ -153,7 +153,7 @@ def _distilled(merging: Merging, found: Setting) -> Outcome:
         optimizer.step()
         schedule.step()
     seconds = time.process_time() - began
-    return replace(_tested(_outputs(student, found), found), seconds=seconds)
+    return replace(tested(outputs_of(student, found), found), seconds=seconds)
 
 
 def _probes(source: Source, found: Setting) -> ProbeOptions:
@@ -176,7 +176,7 @@ def _considered() -> Iterator[list[Candidate]]:
         yield heard
 
 
-def _tested(outputs: Tensor, found: Setting) -> Outcome:
+def tested(outputs: Tensor, found: Setting) -> Outcome:
     """Return the score, pull and gain of a model by its outputs on test data."""
     clients = _clients(found)
     ensemble = torch.stack(clients).mean(0)
@@ -200,17 +200,17 @@ def _distances(outputs: Sequence[Tensor], ensemble: Tensor | None = None) -> lis
 
 def _clients(found: Setting) -> list[Tensor]:
     """Return every client's outputs on test data."""
-    return [_outputs(fedmerge.load_model(found.code.build, file), found) for file in found.files]
+    return [outputs_of(fedmerge.load_model(found.code.build, file), found) for file in found.files]
 
 
 def _written_outputs(merge: fedmerge.Merge, found: Setting) -> Tensor:
     """Run a merge as its users would: written to a file, and loaded into their model."""
     with tempfile.TemporaryDirectory() as folder:
         path = merge.write(Path(folder) / "merged.safetensors")
-        return _outputs(fedmerge.load_model(found.code.build, path), found)
+        return outputs_of(fedmerge.load_model(found.code.build, path), found)
 
 
-def _outputs(model: nn.Module, found: Setting) -> Tensor:
+def outputs_of(model: nn.Module, found: Setting) -> Tensor:
     """Return a model's outputs on all test data (n, …, classes)."""
     with torch.no_grad():
         starts = range(0, len(found.x), BATCH)

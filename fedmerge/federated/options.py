@@ -105,6 +105,10 @@ class RetrainOptions:
             raise UsageError(
                 "`init=matched` is for methods that average", "fedma matches in every round"
             )
+        if self.settings.patience is not None and not self.held_out:
+            raise UsageError(
+                "`patience` needs samples to judge epochs by", "hold some out: `held_out=0.1`"
+            )
         if self.init != "matched" and self.probes != ProbeOptions():
             raise UsageError("`probe_data` is for `init=matched`")
 

@@ -73,6 +73,7 @@ from .refinement import (
     Spending as Spending,
     between as between,
     refinement_loss as refinement_loss,
+    share_of_rate as share_of_rate,
     started_from as started_from,
 )
 from .record_schema import GroupEntry as GroupEntry, SourceEntry as SourceEntry, rounded as rounded

@@ -109,7 +109,7 @@ class Refiner:
         """Return a merge whose tensors were trained for some steps."""
         model = self._model(start)
         parameters = self._parameters(model)
-        trained, share = list(parameters.values()), _rate(steps)
+        trained, share = list(parameters.values()), share_of_rate(steps)
         adam = Adam(trained, rate=rate)
         with seeded(self.seed, self.modules.device), differentiable(model):
             for step in range(steps):
@@ -174,7 +174,7 @@ class Refiner:
         return variance(torch.cat(few)) or 1.0
 
 
-def _rate(steps: int) -> Callable[[int], float]:
+def share_of_rate(steps: int) -> Callable[[int], float]:
     """Return which share of the rate a step of so many has."""
 
     def share(step: int) -> float:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks import many_clients, oneshot, paper
+from benchmarks import many_clients, oneshot, oneshot_trials, paper
 from benchmarks.many_clients_runs import PARAMETERS, matched, write_clients
 from benchmarks.many_clients_sites import Clients, build, in_two_levels, merge
 from benchmarks.oneshot_models import Perceptron
@@ -59,6 +59,18 @@ def test_one_shot_merges_are_added_to_their_results_and_run_once(
     assert 1 <= files.growth <= 2
     with pytest.raises(pytest.fail.Exception, match="run again"):
         oneshot.main([*words, "paper"])
+
+
+def test_trials_go_from_a_client_to_what_training_makes_of_it(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--data", str(folder), "--checkpoints", str(folder), "--case", FAMILY]
+    for steps in ("1", "20"):
+        oneshot_trials.main([*words, "--steps", steps, "--ways", "pastes", ""])
+    first, then = np.array(capsys.readouterr().out.splitlines()).reshape(2, -1)
+    assert [line[:3] for line in first] == ["0.0", "0.2", "0.4", "0.7", "1.0"]
+    assert first[0] == then[0]  # the client itself
+    assert float(then[-1].split()[-1]) > float(first[-1].split()[-1]) + 0.05
 
 
 def test_choices_are_made_on_other_seeds_and_other_clients() -> None:

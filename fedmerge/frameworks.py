@@ -18,7 +18,7 @@ from fedmerge import api
 from fedmerge.architecture.model_code import BUILDER, Model
 from fedmerge.engines import Engine
 from fedmerge.engines.engine import CallWork, Reply, call_work
-from fedmerge.errors import UsageError
+from fedmerge.errors import TrainingCodeError, UsageError
 from fedmerge.federated.events import ClientFailed, Event, RoundDone, RunStarted
 from fedmerge.federated.options import Running
 from fedmerge.federated.retraining import Retrained
@@ -28,7 +28,7 @@ from fedmerge.training import EVALUATE, LOOK, TRAIN, ClientWork, Shard
 from fedmerge.training.samples import Data
 from fedmerge.training.shards import shard_of
 from fedmerge.training.tasks import LearningTask
-from fedmerge.user_code import handing_over
+from fedmerge.user_code import handing_over, user_code
 from fedmerge.values.option_fields import changed
 from fedmerge.values.plans import Plan
 from fedmerge.values.wording import percent
@@ -142,7 +142,9 @@ def work_on_own(
 
     @cache
     def own_shard() -> Shard:
-        return shard_of(load_data(), "load_data")
+        with user_code("`load_data` fails", error=TrainingCodeError):
+            loaded = load_data()
+        return shard_of(loaded, "load_data")
 
     def call(function: str, arrays: Arrays, settings: JsonObject, place: Place) -> Reply:
         try:

@@ -18,9 +18,9 @@ from fedmerge.nvflare.rounds_of_job import FedMA
 class FedMARecipe(Recipe):  # type: ignore[misc]  # NVFLARE has no types
     """A job that runs FedMA over sites whose `train_script` calls `fedmerge.nvflare.serve`.
 
-    `model` is a reference such as "net.py:Net"; that file goes to the server, and as whatever
-    `train_script` imports to the sites. `options` are the keywords of `fedmerge.retrain`.
-    `file_name` is the global model's, in the server's app.
+    `model` is a reference such as "net.py:Net"; that file goes to the server, and `train_script` to
+    the sites, with what it imports. `options` and `policy` are those of `FedMA`. `file_name` is the
+    global model's, in the server's app.
     """
 
     def __init__(
@@ -32,6 +32,7 @@ class FedMARecipe(Recipe):  # type: ignore[misc]  # NVFLARE has no types
         train_args: str = "",
         min_clients: int = 2,
         options: Mapping[str, Any] | None = None,
+        policy: Mapping[str, Any] | None = None,
         file_name: str = "global.pt",
         launch_external_process: bool = False,
     ) -> None:
@@ -40,7 +41,7 @@ class FedMARecipe(Recipe):  # type: ignore[misc]  # NVFLARE has no types
         if place.endswith(".py"):  # the server imports it by its name: it is in the app
             job.add_file_to_server(place)
             place = Path(place).stem
-        job.to_server(FedMA(f"{place}:{built}", options, min_clients))
+        job.to_server(FedMA(f"{place}:{built}", options, policy, min_clients))
         job.to_server(GlobalModelPersistor(file_name), id="persistor")
         runner = ScriptRunner(
             script=train_script,

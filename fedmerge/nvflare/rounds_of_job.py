@@ -7,14 +7,15 @@ from collections.abc import Mapping
 from logging import INFO
 from typing import Any
 
-from nvflare.app_common.abstract.fl_model import FLModel
 from nvflare.app_common.app_event_type import AppEventType
 from nvflare.app_common.workflows.model_controller import ModelController
 
 from fedmerge.engines import NvflareEngine
-from fedmerge.errors import TrainingError
+from fedmerge.errors import TrainingError, UsageError
 from fedmerge.frameworks import retrain_at_sites
 from fedmerge.nvflare.persistor import GlobalModelPersistor
+from fedmerge.values.option_fields import changed
+from fedmerge.values.run_settings import RetryPolicy
 
 WAIT = 1.0  # seconds between looks at which sites have come
 
@@ -24,40 +25,48 @@ class FedMA(ModelController):  # type: ignore[misc]  # NVFLARE has no types
 
     Their scripts call `fedmerge.nvflare.serve`. `model` is a reference that the server can import,
     such as "net:Net". `options` are the keywords of `fedmerge.retrain`, such as `{"epochs": 5,
-    "passes": 2, "max_growth": 1.5}`. The global model goes to the persistor.
+    "passes": 2, "max_growth": 1.5}`; `policy` are those of `fedmerge.RetryPolicy`, for sites that
+    fail: `{"timeout": 600, "retries": 2, "min_clients": 3}`. Rounds begin as soon as `min_clients`
+    sites have come. The job's persistor is a `GlobalModelPersistor`, which says
+    where the global model is written.
     """
 
     def __init__(
         self,
         model: str,
         options: Mapping[str, Any] | None = None,
+        policy: Mapping[str, Any] | None = None,
         min_clients: int = 2,
         persistor_id: str = "persistor",
     ) -> None:
         super().__init__(persistor_id=persistor_id)
         # By these names, jobs say how they were built.
-        self.model, self.options, self.min_clients = model, dict(options or {}), min_clients
+        self.model, self.options, self.policy = model, dict(options or {}), dict(policy or {})
+        self.min_clients = min_clients
 
     def run(self) -> None:
         """Run all rounds and save the global model, with its record."""
-        names = self._sites()
-        persistor = self.persistor
-        options = dict(self.options)
-        is_ours = isinstance(persistor, GlobalModelPersistor)
-        if is_ours:
-            options = {"output": persistor.path(self.fl_ctx), "force": True} | options
-        retrained = retrain_at_sites(
+        policy = changed(RetryPolicy(), self.policy)
+        own = {"output": self._persistor().path(self.fl_ctx), "force": True, "policy": policy}
+        retrain_at_sites(
             None,
             lambda clients: NvflareEngine(self, clients),
-            names=names,
+            names=self._sites(),
             model=self.model,
             log=self._log_line,
-            options=options,
+            options={**own, **self.options},
         )
-        if is_ours:  # it is written already, with its record
-            self.event(AppEventType.AFTER_LEARNABLE_PERSIST)
-        else:
-            self.save_model(FLModel(params=retrained.state_dict()))
+        self.event(AppEventType.AFTER_LEARNABLE_PERSIST)
+
+    def _persistor(self) -> GlobalModelPersistor:
+        """Return the job's persistor; one that would lose the result is refused beforehand."""
+        if isinstance(self.persistor, GlobalModelPersistor):
+            return self.persistor
+        raise UsageError(
+            f"the job's persistor is {type(self.persistor).__name__}, expected a "
+            "GlobalModelPersistor: others refuse a model that has grown",
+            'job.to_server(GlobalModelPersistor(), id="persistor")',
+        )
 
     def _sites(self) -> list[str]:
         """Return the sites once enough of them have come."""

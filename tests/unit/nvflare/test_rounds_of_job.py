@@ -1,0 +1,194 @@
+"""The whole of FedMA over the sites of an NVFLARE job, to the bytes of the other engines."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import fedmerge
+from fedmerge.engines import MESSAGE, NvflareEngine, Site, Task, answer_model
+from fedmerge.values import Array
+from tests.nvflare import ThreadJob, needs_nvflare, submitting
+from tests.permuted_nets import trained
+
+pytestmark = [
+    needs_nvflare,
+    pytest.mark.filterwarnings("ignore:.*:DeprecationWarning"),  # NVFLARE's own
+]
+
+NAMES = ("north", "south", "west")
+OPTIONS: dict[str, Any] = {"epochs": 1, "passes": 2, "batch_size": 8, "max_growth": 1.5}
+
+
+class Net(nn.Sequential):
+    def __init__(self) -> None:
+        super().__init__(nn.Linear(6, 10), nn.ReLU(), nn.Linear(10, 8), nn.ReLU(), nn.Linear(8, 3))
+
+
+def data(client: str) -> tuple[Array, Array]:
+    rng = np.random.default_rng(NAMES.index(client))
+    x = rng.standard_normal((24, 6)).astype(np.float32)
+    return x, (x[:, 0] > 0).astype(np.int64) + (x[:, 1] > 1)
+
+
+Load = Callable[[str], tuple[Array, Array]]
+
+
+def answering(load: Load) -> Callable[[str, Any], Any]:
+    from fedmerge.frameworks import WORKS, work_on_own
+
+    sites = {n: Site(WORKS, work_on_own(partial(load, n), Net, "classification")) for n in NAMES}
+    return lambda name, params: {MESSAGE: answer_model(params, sites[name])}
+
+
+def job(
+    folder: Path, *, load: Load = data, persistor: Any = None, policy: Any = None, **options: Any
+) -> ThreadJob:
+    from nvflare.apis.fl_constant import FLContextKey
+
+    from fedmerge.nvflare import FedMA, GlobalModelPersistor
+
+    controller = FedMA("the_net:Net", {**OPTIONS, **options}, policy, len(NAMES))
+    made = ThreadJob(controller, NAMES, submitting(answering(load)))
+    made.components["persistor"] = persistor or GlobalModelPersistor()
+    made.context.set_prop(FLContextKey.APP_ROOT, str(folder))
+    return made
+
+
+@pytest.fixture(autouse=True)
+def _the_net(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the server import the model, as from the folder of its app."""
+    module = ModuleType("the_net")
+    module.__dict__.update(Net=Net, __file__=__file__)
+    monkeypatch.setitem(sys.modules, "the_net", module)
+
+
+def run(made: ThreadJob) -> None:
+    with made.running():
+        made.controller.run()
+
+
+def test_the_saved_model_is_that_of_the_local_engine_bit_by_bit(tmp_path: Path) -> None:
+    run(job(tmp_path))
+    own = {name: data(name) for name in NAMES}
+    local, saved = tmp_path / "local.pt", tmp_path / "global.pt"
+    given: dict[str, Any] = {"model": "the_net:Net", "device": "cpu", "output": local}
+    retrained = fedmerge.retrain([], own, **given, **OPTIONS)
+    assert saved.read_bytes() == local.read_bytes()
+    for end in (".pt", ".pt.json"):
+        assert saved.with_suffix(end).read_bytes() == local.with_suffix(end).read_bytes()
+    assert retrained.growth > 1  # wider than the model that the job began with
+    assert fedmerge.load_model(Net, saved)[0].out_features == retrained.widths["0"]
+    run(job(tmp_path, seed=1))  # the negative control
+    assert saved.read_bytes() != local.read_bytes()
+
+
+def test_a_site_that_fails_is_left_out_of_the_round(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def load(name: str) -> tuple[Array, Array]:
+        if name == "south":
+            raise FileNotFoundError("no disk today")
+        return data(name)
+
+    run(job(tmp_path, load=load, passes=1, policy={"min_clients": 2}))
+    record = json.loads((tmp_path / "global.pt.json").read_text())
+    missing = [entry["missing"] for entry in record["retrain"]["rounds"]]
+    assert missing == [{"south": "app"}] * 3
+    with pytest.raises(fedmerge.TrainingError, match="2 of 3 clients delivered, 3 are needed"):
+        run(job(tmp_path, load=load, passes=1, policy={"min_clients": 3}))
+    assert "south (app): `load_data` fails: FileNotFoundError: no disk today" in caplog.text
+
+
+def test_a_persistor_that_would_lose_the_result_is_refused_beforehand(tmp_path: Path) -> None:
+    from nvflare.app_common.abstract.model import make_model_learnable
+    from nvflare.app_opt.pt.file_model_persistor import PTFileModelPersistor
+
+    persistor = PTFileModelPersistor(model=Net())
+    made = job(tmp_path, persistor=persistor)
+    with pytest.raises(fedmerge.UsageError, match="persistor is PTFileModelPersistor, expected"):
+        run(made)
+    assert made.tasks == []
+    wider = nn.Sequential(nn.Linear(6, 11)).state_dict()
+    grown = {name: tensor.numpy() for name, tensor in wider.items()}
+    with pytest.raises(ValueError, match="shape mismatch"):  # why
+        persistor.save_model(make_model_learnable(grown, {}), made.context)
+
+
+def test_the_persistor_keeps_any_widths_and_begins_with_a_file(tmp_path: Path) -> None:
+    from nvflare.apis.fl_constant import FLContextKey
+    from nvflare.apis.fl_context import FLContext
+    from nvflare.app_common.abstract.model import make_model_learnable
+
+    from fedmerge.nvflare import GlobalModelPersistor
+
+    context = FLContext()
+    context.set_prop(FLContextKey.APP_ROOT, str(tmp_path))
+    assert GlobalModelPersistor().load_model(context).is_empty()
+    torch.save(Net().state_dict(), tmp_path / "initial.pt")
+    persistor = GlobalModelPersistor("saved.safetensors", str(tmp_path / "initial.pt"))
+    assert persistor.load_model(context)["weights"]["0.weight"].shape == (10, 6)
+    arrays = {name: tensor.numpy() for name, tensor in trained().items()}
+    persistor.save_model(make_model_learnable(arrays, {}), context)
+    found = persistor.load_model(context)["weights"]
+    assert {name: array.tobytes() for name, array in found.items()} == {
+        name: array.tobytes() for name, array in arrays.items()
+    }
+
+
+def test_a_server_names_no_code_and_no_files_of_a_site(tmp_path: Path) -> None:
+    """What a hostile server puts into a task is replaced by the site's own."""
+    from fedmerge.training import LOOK, ClientWork
+
+    given = ClientWork(
+        client="north",
+        builder="os:getcwd",
+        shard="/etc/passwd",
+        arguments={"factory": "evil.py:Net", "arguments": {"x": 1}, "aliases": {}},
+        task="evil.py:task",
+    )
+    with job(tmp_path).running() as made:
+        engine = NvflareEngine(made.controller)
+        [outcome] = engine.run([Task("t", "north", LOOK, {}, given.to_json())], timeout=60)
+    assert (outcome.status, outcome.message) == ("ok", "")
+    assert outcome.values["samples"] == 24
+
+
+@pytest.mark.parametrize("is_tensor", [False, True])
+def test_a_script_answers_in_the_kind_that_it_received(
+    is_tensor: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import nvflare.client
+    from nvflare.app_common.abstract.fl_model import FLModel
+
+    from fedmerge.engines.remote import Answer, Order, from_bytes, to_bytes, unreadable
+    from fedmerge.nvflare import serve
+
+    order = to_bytes({}, Order("os:getcwd", {}, None))
+    received = [FLModel(params={MESSAGE: torch.from_numpy(order) if is_tensor else order})]
+    sent: list[Any] = []
+    fakes = {
+        "init": lambda: None,
+        "is_running": lambda: not sent,
+        "receive": lambda: received[0],
+        "send": sent.append,
+    }
+    for name, fake in fakes.items():
+        monkeypatch.setattr(nvflare.client, name, fake)
+    serve(data, Net, device="cpu")
+    [answer] = sent
+    assert isinstance(answer.params[MESSAGE], torch.Tensor if is_tensor else np.ndarray)
+    content = np.asarray(answer.params[MESSAGE])
+    arrays, said = from_bytes(content, Answer, fail=unreadable("NVFLARE"))
+    assert (arrays, said.status) == ({}, "app")
+    assert said.message == "the server asks for 'os:getcwd', which this client does not do"

@@ -31,7 +31,7 @@ class ThreadJob:
         from nvflare.apis.server_engine_spec import ServerEngineSpec
         from nvflare.apis.signal import Signal
 
-        self.controller, self._submit = controller, submit
+        self.controller, self.submit = controller, submit
         self.sites = {name: Client(name, name) for name in sites}
         self.tasks: list[tuple[str, str]] = []  # sites and names of tasks, as they were fetched
         self.components: dict[str, Any] = {}
@@ -80,7 +80,7 @@ class ThreadJob:
                 time.sleep(LOOK)
                 continue
             self.tasks.append((name, task))
-            result = self._submit(name, data)
+            result = self.submit(name, data)
             context = self._manager.new_context()
             if not self._server.get_client_disconnect_time(name):
                 self._server.process_submission(site, task, number, result, context)

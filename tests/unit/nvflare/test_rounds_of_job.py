@@ -17,30 +17,25 @@ from torch import nn
 
 import fedmerge
 from fedmerge.engines import MESSAGE, NvflareEngine, Site, Task, answer_model
+from fedmerge.training import LOOK, ClientWork
 from fedmerge.values import Array
 from tests.nvflare import ThreadJob, needs_nvflare, submitting
 from tests.permuted_nets import trained
+from tests.sites import NAMES, OPTIONS, Net, data
 
 pytestmark = [
     needs_nvflare,
     pytest.mark.filterwarnings("ignore:.*:DeprecationWarning"),  # NVFLARE's own
 ]
 
-NAMES = ("north", "south", "west")
-OPTIONS: dict[str, Any] = {"epochs": 1, "passes": 2, "batch_size": 8, "max_growth": 1.5}
 
-
-class Net(nn.Sequential):
-    def __init__(self) -> None:
-        super().__init__(nn.Linear(6, 10), nn.ReLU(), nn.Linear(10, 8), nn.ReLU(), nn.Linear(8, 3))
-
-
-def data(client: str) -> tuple[Array, Array]:
-    rng = np.random.default_rng(NAMES.index(client))
-    x = rng.standard_normal((24, 6)).astype(np.float32)
-    return x, (x[:, 0] > 0).astype(np.int64) + (x[:, 1] > 1)
-
-
+ASKED = ClientWork(  # by a server that is hostile
+    client="north",
+    builder="os:getcwd",
+    shard="/etc/passwd",
+    arguments={"factory": "evil.py:Net", "arguments": {"x": 1}, "aliases": {}},
+    task="evil.py:task",
+)
 Load = Callable[[str], tuple[Array, Array]]
 
 
@@ -148,47 +143,46 @@ def test_the_persistor_keeps_any_widths_and_begins_with_a_file(tmp_path: Path) -
 
 def test_a_server_names_no_code_and_no_files_of_a_site(tmp_path: Path) -> None:
     """What a hostile server puts into a task is replaced by the site's own."""
-    from fedmerge.training import LOOK, ClientWork
-
-    given = ClientWork(
-        client="north",
-        builder="os:getcwd",
-        shard="/etc/passwd",
-        arguments={"factory": "evil.py:Net", "arguments": {"x": 1}, "aliases": {}},
-        task="evil.py:task",
-    )
     with job(tmp_path).running() as made:
         engine = NvflareEngine(made.controller)
-        [outcome] = engine.run([Task("t", "north", LOOK, {}, given.to_json())], timeout=60)
+        [outcome] = engine.run([Task("t", "north", LOOK, {}, ASKED.to_json())], timeout=60)
     assert (outcome.status, outcome.message) == ("ok", "")
     assert outcome.values["samples"] == 24
 
 
 @pytest.mark.parametrize("is_tensor", [False, True])
 def test_a_script_answers_in_the_kind_that_it_received(
-    is_tensor: bool, monkeypatch: pytest.MonkeyPatch
+    is_tensor: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import nvflare.client
     from nvflare.app_common.abstract.fl_model import FLModel
 
-    from fedmerge.engines.remote import Answer, Order, from_bytes, to_bytes, unreadable
     from fedmerge.nvflare import serve
 
-    order = to_bytes({}, Order("os:getcwd", {}, None))
-    received = [FLModel(params={MESSAGE: torch.from_numpy(order) if is_tensor else order})]
+    kind = torch.Tensor if is_tensor else np.ndarray
     sent: list[Any] = []
-    fakes = {
-        "init": lambda: None,
-        "is_running": lambda: not sent,
-        "receive": lambda: received[0],
-        "send": sent.append,
-    }
-    for name, fake in fakes.items():
-        monkeypatch.setattr(nvflare.client, name, fake)
-    serve(data, Net, device="cpu")
-    [answer] = sent
-    assert isinstance(answer.params[MESSAGE], torch.Tensor if is_tensor else np.ndarray)
-    content = np.asarray(answer.params[MESSAGE])
-    arrays, said = from_bytes(content, Answer, fail=unreadable("NVFLARE"))
-    assert (arrays, said.status) == ({}, "app")
-    assert said.message == "the server asks for 'os:getcwd', which this client does not do"
+
+    def answer(name: str, params: Any) -> Any:
+        given = {key: torch.as_tensor(value) for key, value in params.items()}
+        sent.clear()
+        fakes = {
+            "init": lambda: None,
+            "get_site_name": lambda: name,
+            "is_running": lambda: not sent,
+            "receive": lambda: FLModel(params=given if is_tensor else params),
+            "send": lambda model: sent.append(model.params),
+        }
+        for function, fake in fakes.items():
+            monkeypatch.setattr(nvflare.client, function, fake)
+        serve(data, Net, device="cpu")
+        assert isinstance(sent[0][MESSAGE], kind)
+        return sent[0]
+
+    made = job(tmp_path)
+    made.submit = submitting(answer)
+    with made.running():
+        engine = NvflareEngine(made.controller)
+        for function, status in [(LOOK, "ok"), ("os:getcwd", "app")]:
+            [outcome] = engine.run([Task("t", "west", function, {}, ASKED.to_json())], timeout=60)
+            assert outcome.status == status
+            assert outcome.values.get("samples") == (24 if status == "ok" else None)

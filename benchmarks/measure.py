@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+UNCACHED = "PYTHONDONTWRITEBYTECODE"  # has every process compile every module anew
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 MEGABYTE = 1e6
 
@@ -125,9 +126,11 @@ def least_python(
 def environment(threads: int | None) -> dict[str, str]:
     """Return the environment of a child limited to so many threads; None leaves all cores.
 
-    As in the commands, numpy's products have one thread, and torch's all.
+    As in the commands, numpy's products have one thread, and torch's all. Modules are compiled
+    once, as where people install them.
     """
-    others = {name: value for name, value in os.environ.items() if name not in THREAD_VARIABLES}
+    left_out = (*THREAD_VARIABLES, UNCACHED)
+    others = {name: value for name, value in os.environ.items() if name not in left_out}
     limits = {} if threads is None else dict.fromkeys(THREAD_VARIABLES, str(threads))
     return others | limits | {"OPENBLAS_NUM_THREADS": "1"}
 

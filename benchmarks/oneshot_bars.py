@@ -15,8 +15,9 @@ from benchmarks.oneshot_suites import (
     BARS,
     DEVELOPMENT,
     OURS,
+    PLAIN,
+    SMALL_RESNET20,
     Bar,
-    Measure,
     Merging,
     Source,
     measure_of,
@@ -29,7 +30,9 @@ WITH: Mapping[Source, str] = {
     "default": "without data",
     "data": "with 1,000 unlabelled inputs",
 }
-UNITS: Mapping[Measure, str] = {"accuracy": "%", "bits": "bits"}
+TRIED: Mapping[str, str] = dict.fromkeys(
+    ("cifar_resnet20", SMALL_RESNET20), "[what was tried](#what-was-tried-on-deep-nets)"
+)
 NEAR = 1.0  # points of accuracy by which candidates are not told apart
 
 
@@ -41,30 +44,52 @@ def outcomes(runs: Runs, case: str, method: str, probes: Source | None = None) -
 
 
 def bars(runs: Runs) -> Iterator[Result]:
-    """Yield the mean over seeds of every bar that was run, next to the bar."""
+    """Yield the mean over seeds of every bar that was run, next to the bar and to the rival's."""
     for bar in BARS:
-        found = [o.scores["merge"] for o in outcomes(runs, bar.case, bar.method, bar.probes)]
+        found = list(_values(runs, bar, OURS))
         if found:
-            measure = measure_of(bar.case)
+            rival = list(_values(runs, bar, PLAIN))
+            told = f"plain distillation: {statistics.mean(rival):.2f}" if rival else ""
             yield Result(
-                title(bar),
-                round(statistics.mean(found), 2),
-                UNITS[measure],
-                bar=bar.value,
-                at_least=measure == "accuracy",
-                note="by seed: " + ", ".join(f"{score:.2f}" for score in found),
-            )
+                title(bar), round(statistics.mean(found), 2), bar=bar.value, unit=_unit(bar),
+                at_least=True, note="; ".join(filter(None, (told, TRIED.get(bar.case, "")))),
+            )  # fmt: skip
+
+
+def _values(runs: Runs, bar: Bar, method: str) -> Iterator[float]:
+    """Yield what a bar asks for, of every seed of a method; more is better."""
+    sign = 1 if measure_of(bar.case) == "accuracy" else -1
+    for outcome in outcomes(runs, bar.case, method, bar.probes):
+        score = outcome.scores["merge"]
+        if bar.of in ("pull", "gain"):
+            value = outcome.pull if bar.of == "pull" else outcome.gain
+            if value is not None:
+                yield value
+        elif bar.of == "over the best client":
+            alone = outcomes(runs, bar.case, ALONE)
+            yield sign * (score - statistics.mean(own.scores["best client"] for own in alone))
+        elif bar.of == "over plain distillation":
+            rivals = outcomes(runs, bar.case, PLAIN)
+            yield sign * (score - statistics.mean(own.scores["merge"] for own in rivals))
+        else:
+            yield score
+
+
+def _unit(bar: Bar) -> str:
+    if bar.of in ("pull", "gain"):
+        return bar.of
+    return "bits" if measure_of(bar.case) == "bits" else "points" if bar.of else "%"
 
 
 def title(bar: Bar) -> str:
     """Return what a bar is about."""
-    how = "" if bar.method == OURS else f", {bar.method}"
-    return f"{bar.case}, {WITH[bar.probes]}{how}"
+    return ", ".join(filter(None, (bar.case, WITH[bar.probes], bar.of)))
 
 
 def not_run(runs: Runs) -> list[str]:
-    """Return the bars that nothing was run for."""
-    return [title(bar) for bar in BARS if not outcomes(runs, bar.case, bar.method, bar.probes)]
+    """Return the cases that have bars and that nothing was run for."""
+    missing = (f"{b.case}, {WITH[b.probes]}" for b in BARS if not list(_values(runs, b, OURS)))
+    return list(dict.fromkeys(missing))
 
 
 @dataclass(frozen=True)

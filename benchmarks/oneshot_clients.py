@@ -53,9 +53,10 @@ class Folders:
 
     def strangers(self, family: str) -> list[Path]:
         """Return a family's checkpoints."""
-        found = sorted(self.checkpoints.glob(f"{family}-*"))
+        name = FAMILIES[family].files or family
+        found = sorted(self.checkpoints.glob(f"{name}-*"))
         if len(found) < 2:
-            raise SystemExit(f"{self.checkpoints}: no two checkpoints {family}-*")
+            raise SystemExit(f"{self.checkpoints}: no two checkpoints {name}-*")
         return found
 
     def digest(self, case: str) -> str:

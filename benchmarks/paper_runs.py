@@ -15,9 +15,9 @@ import fedmerge
 from benchmarks.paper_data import Scene, Split, write_scene
 from benchmarks.paper_lstm import LstmFedMA
 from benchmarks.paper_suites import ENSEMBLE, SUITES, Experiment
-from fedmerge.api import compare
 from fedmerge.engines import LocalEngine
 from fedmerge.federated import FedMA, ignore, open_run, prepare_run, run_prepared
+from fedmerge.measuring import compare
 from fedmerge.merging import EvaluationOptions
 from fedmerge.probes import ProbeOptions
 from fedmerge.training import find_task, read_shard, train_model

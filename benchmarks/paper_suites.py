@@ -20,7 +20,7 @@ class Experiment:
     dataset: str
     sha256: str  # of the data file
     method: str  # fedma, fedavg, fedprox or ensemble
-    init: str  # independent or shared
+    init: str  # independent, shared or matched
     start: str  # of the weights: he or torch
     seed: int
     clients: int
@@ -56,6 +56,7 @@ class Suite:
 INDEPENDENT = ({"method": "fedma"}, {"method": "fedavg"})
 SHARED = ({"method": "fedavg", "init": "shared"}, {"method": "fedprox", "init": "shared"})
 ALONE = {"method": ENSEMBLE}
+STARTS = tuple({"method": "fedavg", "init": init} for init in ("matched", "shared", "independent"))
 
 SUITES: Mapping[str, Suite] = {
     "mnist": Suite(
@@ -80,6 +81,8 @@ SUITES: Mapping[str, Suite] = {
             "epochs": tuple(
                 {**run, "epochs": epochs, "rounds": 4} for epochs in (1, 10) for run in INDEPENDENT
             ),
+            "starts": tuple({**run, "rounds": 4} for run in STARTS),
+            "starts-torch": tuple({**run, "rounds": 4, "start": "torch"} for run in STARTS),
         },
     ),
     "shakespeare": Suite(
@@ -100,7 +103,10 @@ SUITES: Mapping[str, Suite] = {
             "hidden": 256,
         },
         quick={"samples": 4000, "rounds": 3, "epochs": 1, "hidden": 32},
-        parts={"main": (*INDEPENDENT, {"method": "fedavg", "init": "shared"}, ALONE)},
+        parts={
+            "main": (*INDEPENDENT, {"method": "fedavg", "init": "shared"}, ALONE),
+            "starts": STARTS,
+        },
     ),
     "cifar10": Suite(
         model="vgg9_half",
@@ -118,7 +124,10 @@ SUITES: Mapping[str, Suite] = {
             "last_epochs_factor": 3,
         },
         quick={"samples": 1000, "epochs": 1},
-        parts={"main": (*INDEPENDENT, {"method": "fedavg", "init": "shared"}, ALONE)},
+        parts={
+            "main": (*INDEPENDENT, {"method": "fedavg", "init": "shared"}, ALONE),
+            "starts": STARTS,
+        },
     ),
 }
 

@@ -9,6 +9,8 @@ from benchmarks import (
     deep,
     engines,
     file_averages,
+    frameworks,
+    library_folders,
     loops,
     matching,
     memory,
@@ -38,6 +40,7 @@ SUITES: Mapping[str, Suite] = {
     "deep": Suite("Whole merges of nets that are run", deep.results),
     "memory": Suite("Peak memory, small files", memory.results),
     "retraining": Suite("Retraining beyond the training itself", retraining.results),
+    "frameworks": Suite("Inside Flower", frameworks.results, is_slow=True),
     "engines": Suite("A round in other processes", engines.results, is_slow=True),
     "matching-slow": Suite(
         "One matching against its floor, more clients", matching.slow_results, is_slow=True
@@ -45,5 +48,6 @@ SUITES: Mapping[str, Suite] = {
     "loops-slow": Suite("Against plain loops, more work", loops.slow_results, is_slow=True),
     "memory-slow": Suite("Peak memory, 400 MB files", memory.slow_results, is_slow=True),
     "averages": Suite("Averages of large files", file_averages.slow_results, is_slow=True),
+    "folders": Suite("Folders of GPT-2 and ViT-B", library_folders.slow_results, is_slow=True),
     "wide": Suite("One very wide layer", wide.slow_results, is_slow=True),
 }

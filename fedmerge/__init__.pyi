@@ -1,15 +1,13 @@
 from .api import (
-    compare as compare,
-    evaluate as evaluate,
     frontier as frontier,
     match as match,
     merge_adapters as merge_adapters,
     partition as partition,
     plan as plan,
     retrain as retrain,
-    verify as verify,
     write_report as write_report,
 )
+from .measuring import compare as compare, evaluate as evaluate, verify as verify
 from .architecture.model_code import ModelCode as ModelCode
 from .checkpoint import ReadOptions as ReadOptions
 from .engines.engine import RetryPolicy as RetryPolicy
@@ -39,7 +37,7 @@ from .probes.options import ProbeOptions as ProbeOptions
 from .report.reports import ReportFile as ReportFile
 from .report.unit_features import ImageOptions as ImageOptions
 from .training.samples import Preparation as Preparation
-from .training.settings import TrainSettings as TrainSettings
+from .values.run_settings import TrainSettings as TrainSettings
 from .values.plans import Plan as Plan
 
 __version__: str

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
@@ -19,8 +18,6 @@ import torch
 from fedmerge.architecture import plan_to_json
 from fedmerge.checkpoint import (
     ModelFolder,
-    ReadOptions,
-    adapter_folder,
     check_targets,
     readable,
     write_text,
@@ -39,7 +36,6 @@ from fedmerge.merging.conversion import convert
 from fedmerge.merging.inspection import inspect
 from fedmerge.merging.methods import merge_session
 from fedmerge.merging.options import MatchOptions, changed_match_options, choose_device
-from fedmerge.merging.prediction import Prediction, predict
 from fedmerge.merging.result import Merge
 from fedmerge.merging.session import Session, prepare
 from fedmerge.notebook import default_progress
@@ -58,22 +54,17 @@ if TYPE_CHECKING:
     from fedmerge.federated.inputs import RoundInputs
     from fedmerge.federated.options import RetrainOptions, Running
     from fedmerge.federated.preparation import Opened, Run
-    from fedmerge.federated.retraining import Retrained, RetrainPrediction
+    from fedmerge.federated.retraining import Retrained
     from fedmerge.federated.sharding import Partition, PartitionOptions
     from fedmerge.merging.adapter_merge import AdapterMerge
     from fedmerge.merging.adapters import Adapter
-    from fedmerge.merging.comparison import Comparison
-    from fedmerge.merging.evaluations import EvaluationOptions, Score
     from fedmerge.merging.frontier import Frontier
     from fedmerge.merging.onnx_export import Exported
-    from fedmerge.merging.verification import Verification
     from fedmerge.report.unit_features import ImageOptions
     from fedmerge.training.samples import Data, Preparation
 
 __all__ = [
-    "compare",
     "convert",
-    "evaluate",
     "export",
     "frontier",
     "inspect",
@@ -82,10 +73,7 @@ __all__ = [
     "open_session",
     "partition",
     "plan",
-    "predict_match",
-    "predict_retrain",
     "retrain",
-    "verify",
     "write_report",
 ]
 
@@ -250,7 +238,7 @@ def open_session(
     if (folder := first_folder(sources)) is not None:
         model, config = _code_and_config(folder, model, plan, is_for_folder=is_for_folder)
     opened = open_clients(expanded, options.reading, names)
-    code = None if model is None else _fed_with(_model_code(model), probes)
+    code = None if model is None else _fed_with(code_of(model), probes)
     return prepare(
         opened,
         options,
@@ -261,25 +249,6 @@ def open_session(
         config=config,
         base=None if base is None else open_base(base, options.reading),
     )
-
-
-@checked
-def predict_match(
-    clients: Clients,
-    options: MatchOptions | None = None,
-    *,
-    model: Model | None = None,
-    plan: Plan | None = None,
-    base: Source | None = None,
-    device: str = "cpu",
-    prepared: Callable[[Session], None] = lambda session: None,
-    **changes: Any,
-) -> Prediction:
-    """Return how large a merge may become, before any work is done."""
-    options = changed(options or MatchOptions(), changes)
-    session = open_session(clients, options, model=model, plan=plan, base=base, device=device)
-    prepared(session)
-    return predict(session)
 
 
 @checked
@@ -327,6 +296,7 @@ def retrain(
     shard_size: str | int | None = None,
     report: str | Path | None = None,
     image: ImageOptions | None = None,
+    client_names: Sequence[str] | None = None,
     work_dir: str | Path | None = None,
     resume: bool = False,
     running: Running | None = None,
@@ -338,7 +308,8 @@ def retrain(
 
     `clients` are checkpoints; none at all, and clients are trained from the start; one file that
     `match` or `retrain` wrote, and its clients go on from it. `shards` are files, folders or a
-    function by reference, or data by client's name; `data` is what global models are evaluated
+    function by reference, or data by client's name; `client_names` are those of clients that have
+    no checkpoints, if shards don't tell them; `data` is what global models are evaluated
     on. With `work_dir`, the state after every round is kept there for `resume`. With `shard_size`
     (bytes, or text such as "2GB") the output is safetensors shards and their index. `prepared`
     is called with the run before its first round. Further keywords are options by their names.
@@ -355,11 +326,11 @@ def retrain(
         image = image or first_sample(data, options.preparation)
     files = OutputFiles(output, force, shard_size, report, image, resume)
     with (
-        rounds_on_objects(_model_code(model), shards, data, running) as inputs,
+        rounds_on_objects(code_of(model), shards, data, running) as inputs,
         held_work_dir(work_dir) as state,
     ):
         files.check(clients, can_run=True, also=inputs.files, state=state)
-        opened = _opened_run(clients, inputs, options, running)
+        opened = opened_run(clients, inputs, options, running, client_names)
         known = state.known_shards() if state is not None else {}
         with closing(running.start_engine(opened.clients)) as engine:
             run = prepare_run(opened, engine, plan=plan, running=running, known=known)
@@ -378,38 +349,14 @@ def retrain(
     return retrained
 
 
-@checked
-def predict_retrain(
+def opened_run(
     clients: Clients,
-    shards: Any,
-    options: RetrainOptions | None = None,
-    *,
-    model: Model,
-    plan: Plan | None = None,
-    data: Data | None = None,
-    running: Running | None = None,
-    prepared: Callable[[Run], None] = lambda run: None,
-    **changes: Any,
-) -> RetrainPrediction:
-    """Return what rounds would exchange, and how large their result may be; nothing is trained."""
-    from fedmerge.federated.inputs import rounds_on_objects
-    from fedmerge.federated.options import changed_retrain_options
-    from fedmerge.federated.preparation import prepare_run
-    from fedmerge.federated.retraining import predict_run
-
-    options, running = changed_retrain_options(options, running, changes)
-    with rounds_on_objects(_model_code(model), shards, data, running) as inputs:
-        opened = _opened_run(clients, inputs, options, running)
-        with closing(running.start_engine(opened.clients)) as engine:
-            run = prepare_run(opened, engine, plan=plan, running=running)
-    prepared(run)
-    return predict_run(run)
-
-
-def _opened_run(
-    clients: Clients, inputs: RoundInputs, options: RetrainOptions, running: Running
+    inputs: RoundInputs,
+    options: RetrainOptions,
+    running: Running,
+    client_names: Sequence[str] | None,
 ) -> Opened:
-    """Open clients; shards name those that are built here."""
+    """Open clients; shards name those that are built here, unless they are named."""
     from fedmerge.federated.preparation import open_run
 
     sources, names = listed(clients)
@@ -420,107 +367,8 @@ def _opened_run(
         model=inputs.model,
         data=inputs.data,
         running=running,
-        names=names or (None if sources else inputs.names),
+        names=names or (None if sources else inputs.names or client_names),
     )
-
-
-@checked
-def evaluate(
-    models: Clients,
-    data: Data,
-    *,
-    model: Model,
-    options: EvaluationOptions | None = None,
-    reading: ReadOptions | None = None,
-    progress: Progress | None = None,
-    **changes: Any,
-) -> list[Score]:
-    """Evaluate checkpoints, state dicts or modules on data, each at its own widths."""
-    from fedmerge.merging.evaluations import EvaluationOptions, evaluate
-
-    sources, names = listed(models, "models")
-    return evaluate(
-        sources,
-        data,
-        model=_model_code(model),
-        options=changed(options or EvaluationOptions(), changes),
-        reading=reading,
-        names=names,
-        progress=progress or default_progress(),
-    )
-
-
-@checked
-def compare(
-    clients: Clients,
-    data: Data,
-    *,
-    model: Model,
-    options: MatchOptions | None = None,
-    merged: Sequence[str | Path] = (),
-    plan: Plan | None = None,
-    evaluation: EvaluationOptions | None = None,
-    probes: ProbeOptions | None = None,
-    is_matched: bool = True,
-    progress: Progress | None = None,
-    **changes: Any,
-) -> Comparison:
-    """Measure clients, their average, ensemble and one-shot match, and merged files.
-
-    Nothing is written. Further keywords are options of the match by their names.
-    """
-    from fedmerge.merging.comparison import compare
-    from fedmerge.merging.evaluations import EvaluationOptions, open_judge
-
-    options, probes = changed_match_options(options, probes, changes)
-    judge = open_judge(data, evaluation or EvaluationOptions())
-    code = _model_code(model)
-    session = open_session(
-        clients,
-        replace(options, method="fedma"),
-        model=code.fed_with(judge.shard),
-        plan=plan,
-        device=judge.options.device,
-    )
-    return compare(
-        session,
-        judge,
-        code,
-        merged=merged,
-        probes=probes,
-        is_matched=is_matched,
-        progress=progress or default_progress(),
-    )
-
-
-@checked
-def verify(
-    path: str | Path,
-    clients: Sequence[str | Path] = (),
-    *,
-    model: Model | None = None,
-    base: str | Path | None = None,
-    allow_global: Sequence[str] = (),
-    progress: Progress | None = None,
-) -> Verification:
-    """Check a merged file against its record and, where given, recompute it from its clients.
-
-    With the model's code, every client must give the same outputs in the global layout as before.
-    `base` is the model that a merge of changes goes back to. `allow_global` are classes that the
-    clients' files may name: a record never says so.
-    """
-    from fedmerge.merging.adapter_check import verify_adapter
-    from fedmerge.merging.verification import verify
-
-    code = None if model is None else _model_code(model)
-    hear = progress or default_progress()
-    if adapter_folder(Path(path)) is not None:
-        if code is not None:
-            raise UsageError(f"{path}: a LoRA adapter, which `model` is not needed for")
-        if base is not None:
-            raise UsageError(f"{path}: a LoRA adapter, which `base` is not needed for")
-        return verify_adapter(Path(path), clients, allow_global=allow_global, progress=hear)
-    return verify(path, clients, model=code, base=base, allow_global=allow_global, progress=hear)
 
 
 @checked
@@ -536,7 +384,7 @@ def export(
     from fedmerge.merging.onnx_export import export
 
     format = format or ("onnx" if Path(output).suffix == ".onnx" else "pt2")
-    return export(merged, _model_code(model), output, format=format, force=force)
+    return export(merged, code_of(model), output, format=format, force=force)
 
 
 @checked
@@ -590,7 +438,8 @@ def _fed_with(code: ModelCode, probes: ProbeOptions | None) -> ModelCode:
     return code.fed_like(few.inputs)
 
 
-def _model_code(model: Model) -> ModelCode:
+def code_of(model: Model) -> ModelCode:
+    """Return what builds and runs the user's model."""
     from fedmerge.architecture.model_code import as_model_code  # files alone do without
 
     return as_model_code(model)

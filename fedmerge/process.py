@@ -178,6 +178,7 @@ class _Surroundings:
 # As they were before the first of the blocks that are active: those of threads may overlap.
 _found: list[_Surroundings] = []
 _guarded: ContextVar[int] = ContextVar("_guarded", default=0)  # the process of a block
+_command = 0  # the process that is one
 _end_process = os._exit
 
 
@@ -191,13 +192,22 @@ def guarded() -> Iterator[None]:
     finally:
         _guarded.reset(token)
         _found.pop().put_back()
-        if not _found:
+        if not _found and _command != os.getpid():
             os._exit = _end_process
 
 
+def keep_to_the_end() -> None:
+    """Let this process, which is a command's, end by itself only, whatever other threads do."""
+    global _command
+    _command = os.getpid()
+
+
 def _end_if_alone(status: int) -> NoReturn:
-    """End a copy of this process, or what a thread of others works on; else as `sys.exit` does."""
-    if _guarded.get() == os.getpid():
+    """End a copy of this process, or what a thread of others works on; else as `sys.exit` does.
+
+    In a command threads are no others': there one ends its own work, and no handler the rest.
+    """
+    if os.getpid() in (_guarded.get(), _command):
         raise SystemExit(f"os._exit({status})")
     _end_process(status)
 

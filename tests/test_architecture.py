@@ -40,7 +40,12 @@ ALLOWED: dict[str, set[str]] = {
         *("report", "federated", "merging", "engines", "notebook"),
         *(*MODELS, *FILES, *USER_CODE, *GROUND),
     },
+    "measuring": {
+        *("api", "federated", "merging", "notebook", "engines"),
+        *(*MODELS, *FILES, *USER_CODE, *GROUND),
+    },
     "cli": {
+        "measuring",
         *("api", "report", "federated", "merging", "engines", "architecture", "training"),
         "probes",
         *("process", "__init__"),
@@ -50,7 +55,17 @@ ALLOWED: dict[str, set[str]] = {
     "flower": {"frameworks", "api", "federated", *MODELS, "engines", *FILES, *USER_CODE, *GROUND},
     "nvflare": {"frameworks", "api", "federated", *MODELS, "engines", *FILES, *USER_CODE, *GROUND},
     "__main__": {"cli"},
-    "__init__": {"api", "report", "federated", "merging", "engines", *MODELS, *FILES, *GROUND},
+    "__init__": {
+        "api",
+        "measuring",
+        "report",
+        "federated",
+        "merging",
+        "engines",
+        *MODELS,
+        *FILES,
+        *GROUND,
+    },
 }
 # Packages within packages, and the modules of the same package that they may import.
 INNER = {

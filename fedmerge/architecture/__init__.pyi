@@ -8,3 +8,4 @@ from .widths import (
     solve_widths as solve_widths,
 )
 from .couplings import keep_tensors as keep_tensors
+from .tensor_names import load_checkpoint as load_checkpoint

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Literal, Protocol, TypeAlias, get_args
 
 import numpy as np
 import torch
@@ -43,7 +43,7 @@ from fedmerge.user_code import (
     user_code,
 )
 from fedmerge.values.arrays import IntArray
-from fedmerge.values.option_fields import Rule, check_options, each, whole
+from fedmerge.values.option_fields import Rule, check_options, each, whole, words_in
 from fedmerge.values.plans import Pinned, Plan, TensorPlan
 
 _HINT = "say what it is fed with `input_shape`"
@@ -51,13 +51,14 @@ UNREAD = "not read by the model"
 PROBE_BATCH = 2  # samples that a model is planned with
 
 
+Numbers: TypeAlias = Literal["followed", "trusted"]
 Factory: TypeAlias = Callable[..., nn.Module]
 
 
 class Samples(Protocol):
     """What a model can be fed with."""
 
-    def batch(self, rows: IntArray, device: str) -> tuple[Tensor, Tensor]:
+    def batch(self, rows: IntArray, device: str) -> tuple[Tensor | tuple[Tensor, ...], Tensor]:
         """Return the samples (count, ...) of some rows, and their targets."""
 
 
@@ -71,6 +72,7 @@ class ModelCode:
     input_shapes: tuple[tuple[int, ...], ...] = ()  # with the batch; none: from the first layer
     input_dtypes: tuple[str, ...] = ()  # of the first inputs
     state: tuple[tuple[int, int], ...] = ()  # forward's arguments that are outputs of the last call
+    numbers: Numbers = "followed"  # from data: what becomes of them is seen, or taken on trust
 
     def __post_init__(self) -> None:
         check_options(self, _RULES)
@@ -91,17 +93,26 @@ class ModelCode:
         kind = type(self.factory) if isinstance(self.factory, nn.Module) else self.factory
         return getattr(kind, "__qualname__", type(kind).__qualname__)
 
+    @property
+    def trusts_numbers(self) -> bool:
+        """Whether the user vouches for numbers that can't be followed."""
+        return self.numbers == "trusted"
+
     @cached_property
     def template(self) -> nn.Module:
         """A model that is built once: to be planned, and to see what further ones share with it."""
         return self.build()
+
+    def forget(self) -> None:
+        """Let go of the module that was built, and its memory; who asks for it gets another one."""
+        vars(self).pop("template", None)
 
     def fed_with(self, samples: Samples) -> ModelCode:
         """Return the code with real samples as its input, unless it is said what that is."""
         if self.input_shapes:
             return self
         x, _ = samples.batch(np.zeros(PROBE_BATCH, dtype=np.int64), "cpu")
-        return self.fed_like((x,))
+        return self.fed_like(x if isinstance(x, tuple) else (x,))
 
     def fed_like(self, inputs: Sequence[Tensor]) -> ModelCode:
         """Return the code with inputs of these shapes, unless it is said what they are."""
@@ -165,6 +176,7 @@ _RULES: Mapping[str, Rule] = {
         each(each(whole(1))),
         "a list of shapes with their batch, e.g. [(1, 3, 32, 32)]",
     ),
+    "numbers": (lambda value: value in get_args(Numbers), words_in(Numbers)),
     "state": (each(_is_pair), "pairs (argument, output), both counted from 0"),
 }
 
@@ -208,7 +220,14 @@ def plan_code(code: ModelCode, client: Checkpoint, *, seed: int, tries_growth: b
     names = model_names(client, model)
     resize_module(model, shapes_for(client, names))
     inputs = code.inputs(model)
-    plan = plan_checked(model, inputs, seed=seed, state=code.state, tries_growth=tries_growth)
+    plan = plan_checked(
+        model,
+        inputs,
+        seed=seed,
+        state=code.state,
+        tries_growth=tries_growth,
+        trusts_numbers=code.trusts_numbers,
+    )
     notes = list(plan.notes)
     if not code.input_shapes:
         shapes = ", ".join("×".join(map(str, tensor.shape)) for tensor in tensors_in(inputs))
@@ -256,13 +275,14 @@ def plan_checked(
     seed: int,
     state: StatePairs,
     tries_growth: bool = True,
+    trusts_numbers: bool = False,
 ) -> Plan:
     """Return a model's plan after it held on every way through the model.
 
     Where it is not tried which groups can grow, the plan says so of each.
     """
     rng = np.random.default_rng(seed)
-    ways, plan = _planned(model, inputs, state)
+    ways, plan = _planned(model, inputs, state, trusts_numbers)
 
     def check(given: tuple[Any, ...]) -> None:
         nonlocal plan
@@ -275,16 +295,18 @@ def plan_checked(
     return replace(plan, notes=(*plan.notes, *ways.notes))
 
 
-def _planned(model: nn.Module, inputs: tuple[Any, ...], state: StatePairs) -> tuple[Ways, Plan]:
+def _planned(
+    model: nn.Module, inputs: tuple[Any, ...], state: StatePairs, trusts_numbers: bool
+) -> tuple[Ways, Plan]:
     """Return ways and plan of a run; of a second one where the first only loaded torch's compiler.
 
     Some functions call the compiler by themselves (flex attention), which fails under our modes
     unless it is told beforehand to stand aside.
     """
     was_loaded = is_compiler_loaded()
-    ways = ways_of(model, inputs, state=state)
+    ways = ways_of(model, inputs, state=state, trusts_numbers=trusts_numbers)
     if is_compiler_loaded() and not was_loaded:
-        ways = ways_of(model, inputs, state=state)
+        ways = ways_of(model, inputs, state=state, trusts_numbers=trusts_numbers)
     return ways, plan_model(model, inputs, state=state, ways=ways)
 
 
@@ -312,7 +334,8 @@ def check_plan(
         if is_tried:
             own = probe_growth(model, own, given, rng=rng, state=code.state)
 
-    ways_of(model, inputs, state=code.state).follow(check)
+    ways = ways_of(model, inputs, state=code.state, trusts_numbers=code.trusts_numbers)
+    ways.follow(check)
     if not is_tried:
         return plan
     tried = renamed(own, {own: name for name, own in names.items()})

@@ -1,20 +1,24 @@
-"""What a model calls the tensors of a file, and plans under other names."""
+"""What a model calls the tensors of a file: to load them, and for plans under its names."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 from torch import nn
 
 from fedmerge.architecture.from_code.modules import float_tensors
 from fedmerge.architecture.from_library import ConfiguredModel
+from fedmerge.architecture.widths import resize_module
 from fedmerge.checkpoint import Checkpoint
 from fedmerge.errors import ArchitectureError
-from fedmerge.user_code import optional_tensors, state_of
+from fedmerge.private_torch import ConvLayer
+from fedmerge.user_code import load_state, optional_tensors, parts_of, state_of
 from fedmerge.values.clients import name_difference
 from fedmerge.values.plans import Norm, Plan
+
+Module = TypeVar("Module", bound=nn.Module)
 
 
 def model_names(client: Checkpoint, model: nn.Module) -> dict[str, str]:
@@ -100,3 +104,31 @@ def _with_names(norm: Norm, names: Mapping[str, str]) -> Norm:
         key: names[value] if isinstance(value, str) else value for key, value in vars(norm).items()
     }
     return Norm(**fields)
+
+
+def load_checkpoint(build: Callable[[], Module], checkpoint: Checkpoint) -> Module:
+    """Build the user's model at the widths of an opened checkpoint and load its tensors."""
+    module = build()
+    names = model_names(checkpoint, module)
+    try:
+        resize_module(module, shapes_for(checkpoint, names))
+        _check_kernels(module)
+    except ArchitectureError as error:
+        raise error.within(checkpoint.name) from error
+    state = {of_model: checkpoint.read_torch(name) for name, of_model in names.items()}
+    load_state(module, state)
+    return module
+
+
+def _check_kernels(module: nn.Module) -> None:
+    """Refuse kernels of other sizes than the code's: no width, so padding would not follow."""
+    for name, layer in parts_of(module):
+        if not isinstance(layer, ConvLayer):
+            continue
+        found, expected = tuple(layer.weight.shape[2:]), tuple(layer.kernel_size)
+        if found != expected:
+            shown = ("×".join(map(str, sizes)) for sizes in (found, expected))
+            raise ArchitectureError(
+                "'{}.weight' has a {} kernel in the file and {} in the model".format(name, *shown),
+                "build the model whose checkpoints were merged",
+            )

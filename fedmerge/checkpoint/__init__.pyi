@@ -45,6 +45,7 @@ from .outputs import (
     leave_nothing as leave_nothing,
     naming_alone as naming_alone,
     parse_size as parse_size,
+    readable as readable,
     staging as staging,
 )
 from .paths import (
@@ -59,7 +60,6 @@ from .paths import (
     has_record as has_record,
     merged_files as merged_files,
     read_record as read_record,
-    readable as readable,
     record_path as record_path,
     written_path as written_path,
 )

@@ -16,7 +16,13 @@ import torch
 from fedmerge.checkpoint.exported_programs import read_exported
 from fedmerge.checkpoint.files import Contents, ReadOptions, SourceFile, reason_of, unreadable
 from fedmerge.checkpoint.legacy_torch_files import read_legacy, refuse_pickle
-from fedmerge.checkpoint.lightning import STATE_DICT, LightningEntries, lightning_entries
+from fedmerge.checkpoint.lightning import (
+    LIGHTNING,
+    STATE_DICT,
+    LightningEntries,
+    entries_to_write,
+    lightning_entries,
+)
 from fedmerge.checkpoint.paths import client_names, kind_of, model_file
 from fedmerge.checkpoint.safetensors_files import read_safetensors
 from fedmerge.checkpoint.shard_indices import read_index
@@ -135,6 +141,13 @@ class Checkpoint:
     def output_name(self, name: str) -> str:
         """Return the name under which a merge of this client writes a tensor."""
         return self.prefix + name
+
+    def beside_state_dict(self, path: str | Path) -> Mapping[str, Any] | None:
+        """Return what an output has besides the state dict, from this client; None: nothing."""
+        if Path(path).suffix.lower() != LIGHTNING:
+            return None
+        entries: Mapping[str, Any] = entries_to_write(self.lightning, source=self.name, path=path)
+        return entries
 
     def tensor_digest(self, name: str) -> str:
         """Return the SHA-256 of a tensor's contiguous bytes in its stored dtype."""

@@ -119,12 +119,14 @@ class SourceFile:
     size: int  # bytes
     identity: _Identity = field(repr=False)
     budget: Budget = field(repr=False, compare=False)  # what reading it may cost
+    place: Path = field(repr=False, compare=False)  # its path, whatever the current folder is
 
     @staticmethod
     def of(path: Path, budget: Budget | None = None) -> "SourceFile":
         """Take note of a file, which may share its budget with others of the same checkpoint."""
         status = path.stat()
-        return SourceFile(path, status.st_size, _identity(status), budget or Budget())
+        size, identity = status.st_size, _identity(status)
+        return SourceFile(path, size, identity, budget or Budget(), path.absolute())
 
     @property
     def whole(self) -> "Region":
@@ -134,7 +136,7 @@ class SourceFile:
     @contextmanager
     def opened(self) -> Iterator[int]:
         """Yield a descriptor of the file, which is the same file before and after."""
-        handle = os.open(self.path, _FLAGS)
+        handle = os.open(self.place, _FLAGS)
         try:
             self._check(handle)
             yield handle

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import filecmp
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -61,12 +62,17 @@ class ModelFolder:
 
 
 def _files_in(folder: Path) -> Iterator[Path]:
-    """Yield a folder's files, and those of the folders in it."""
+    """Yield a folder's files, and those of the folders in it.
+
+    Links that lead elsewhere are left out, but for those of the Hub's cache, whose files are links
+    to its blobs: what a stranger's folder points at on this machine is nothing to pass on.
+    """
+    homes = (folder.resolve(), folder.resolve().parent.parent / "blobs")
     for path in folder.iterdir():
-        if path.is_file():
-            yield path
-        elif path.is_dir() and not path.name.startswith("."):
-            yield from (inner for inner in path.iterdir() if inner.is_file())
+        is_folder = path.is_dir() and not path.name.startswith(".")
+        for inner in path.iterdir() if is_folder else (path,):
+            if inner.is_file() and any(inner.resolve().is_relative_to(home) for home in homes):
+                yield inner
 
 
 def model_folder(path: Path | None) -> ModelFolder | None:
@@ -91,4 +97,4 @@ def different_companions(folders: Sequence[ModelFolder]) -> list[str]:
 def _are_same(one: Mapping[str, Path], other: Mapping[str, Path], name: str) -> bool:
     if name not in one or name not in other:
         return False
-    return one[name].read_bytes() == other[name].read_bytes()
+    return filecmp.cmp(one[name], other[name], shallow=False)

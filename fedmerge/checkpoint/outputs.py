@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import hashlib
+import json
 import os
 import platform
 import re
@@ -11,12 +12,12 @@ import secrets
 import shutil
 import sys
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from fedmerge.errors import CheckpointError, UsageError
 
@@ -421,3 +422,28 @@ def parse_size(size: str | int | None) -> int | None:
             f"`shard_size` is {str(size)!r}, expected a number of bytes, e.g. 2GB, 500MB or 1GiB"
         )
     return count
+
+
+# A list without lists, objects or strings in it. Strings hold no raw newline, so none can match.
+_SPREAD_LIST = re.compile(r"\[\n([^\[\]{}\"]*)\]")
+
+
+def readable(record: Mapping[str, Any]) -> str:
+    """Return a record as indented JSON, each list of numbers on one line.
+
+    >>> print(readable({"seed": 0, "widths": [[1, 2], [3]]}), end="")
+    {
+     "seed": 0,
+     "widths": [
+      [1, 2],
+      [3]
+     ]
+    }
+    """
+    text = json.dumps(record, indent=1, ensure_ascii=False, allow_nan=False)
+    return _SPREAD_LIST.sub(lambda found: f"[{' '.join(found[1].split())}]", text) + "\n"
+
+
+def compact(content: Mapping[str, Any]) -> str:
+    """Return JSON without any space."""
+    return json.dumps(content, separators=(",", ":"), ensure_ascii=False, allow_nan=False)

@@ -1,7 +1,6 @@
 """Which files a path means, what they are by their first bytes, and where the merge record is."""
 
 import glob
-import json
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -86,9 +85,6 @@ def _pickle_kind(file: SourceFile, head: bytes) -> Kind | None:
 
 RECORD_KEY = "fedmerge"  # of the safetensors metadata
 
-# A list without lists, objects or strings in it. Strings hold no raw newline, so none can match.
-_SPREAD_LIST = re.compile(r"\[\n([^\[\]{}\"]*)\]")
-
 
 def record_path(path: str | Path) -> Path:
     """Return where the record of a file that is not safetensors lies.
@@ -116,27 +112,6 @@ def has_record(path: Path) -> bool:
         return RECORD_KEY in read_record(path)
     except CheckpointError:
         return False
-
-
-def readable(record: Mapping[str, Any]) -> str:
-    """Return a record as indented JSON, each list of numbers on one line.
-
-    >>> print(readable({"seed": 0, "widths": [[1, 2], [3]]}), end="")
-    {
-     "seed": 0,
-     "widths": [
-      [1, 2],
-      [3]
-     ]
-    }
-    """
-    text = json.dumps(record, indent=1, ensure_ascii=False, allow_nan=False)
-    return _SPREAD_LIST.sub(lambda found: f"[{' '.join(found[1].split())}]", text) + "\n"
-
-
-def compact(content: Mapping[str, Any]) -> str:
-    """Return JSON without any space."""
-    return json.dumps(content, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
 
 
 def _inside(path: Path) -> dict[str, Any]:
@@ -346,7 +321,10 @@ def _natural(path: Path) -> list[tuple[int, str, int]]:
 
 def _stem(path: Path) -> str:
     if path.is_dir():
-        return path.resolve().name
+        whole = path.resolve()
+        cached = whole.parent.parent.name.split("--")  # models--OWNER--NAME/snapshots/COMMIT
+        is_cached = whole.parent.name == "snapshots" and cached[0] == "models"
+        return cached[-1] if is_cached else whole.name
     stem = path.name.removesuffix(INDEX)
     while Path(stem).suffix.lower() in MODEL_SUFFIXES:
         stem = Path(stem).stem

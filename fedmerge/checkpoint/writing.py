@@ -18,15 +18,13 @@ import numpy as np
 import torch
 
 from fedmerge.checkpoint.lightning import STATE_DICT
-from fedmerge.checkpoint.outputs import Staging, naming_alone, staging
+from fedmerge.checkpoint.outputs import Staging, compact, naming_alone, readable, staging
 from fedmerge.checkpoint.paths import (
     RECORD_KEY,
     SAFETENSORS,
     check_output,
-    compact,
     existing_files,
     index_path,
-    readable,
     record_path,
 )
 from fedmerge.checkpoint.safetensors_files import DTYPES, LARGEST_HEADER, METADATA

@@ -26,6 +26,13 @@ if TYPE_CHECKING:
     from fedmerge.report.unit_features import ImageOptions
 
 
+def client_names(given: Mapping[str, Any]) -> list[str] | None:
+    """Return the names of --client-names."""
+    if given["client_names"] is None:
+        return None
+    return [name.strip() for name in given["client_names"].split(",") if name.strip()]
+
+
 def note_merged(sources: Sequence[Path], terminal: Terminal) -> None:
     """Say which files of the given folders are no clients."""
     for path in merged_files(sources):
@@ -102,7 +109,7 @@ def given_plan(given: Mapping[str, Any]) -> Plan | None:
 def model_code(given: Mapping[str, Any]) -> ModelCode | None:
     """Return the user's model code of --model, if given."""
     if given["model"] is None:
-        for name in ("model_arg", "input_shape", "input_dtype", "state"):
+        for name in ("model_arg", "input_shape", "input_dtype", "numbers", "state"):
             if given[name]:
                 raise UsageError(
                     f"`{name}` says nothing without --model",
@@ -116,6 +123,7 @@ def model_code(given: Mapping[str, Any]) -> ModelCode | None:
         arguments=dict(_named_value(value) for value in given["model_arg"] or ()),
         input_shapes=tuple(_input_shape(value) for value in given["input_shape"] or ()),
         input_dtypes=tuple(given["input_dtype"] or ()),
+        numbers=given["numbers"] or "followed",
         state=tuple(_state_pair(value) for value in given["state"] or ()),
     )
 
@@ -208,6 +216,8 @@ _AVERAGED: _Case = ("--method fedavg and fedprox", lambda given: _method(given) 
 _PROXIMAL: _Case = ("--method fedprox", lambda given: _method(given) == "fedprox")
 _STARTED: _Case = ("checkpoints", lambda given: bool(given["clients"]))
 _FRESH: _Case = ("clients that start without checkpoints", lambda given: not given["clients"])
+_MATCHED_ONCE: _Case = ("--set init=matched", lambda given: given["init"] == "matched")
+_BEGUN: _Case = (_FRESH[0], lambda given: _FRESH[1](given) or _MATCHED_ONCE[1](given))
 _PARALLEL: _Case = ("--engine processes", lambda given: given["engine"] == "processes")
 _CLUSTERED: _Case = ("--engine ray", lambda given: given["engine"] == "ray")
 _MOVING: _Case = ("--optimizer sgd", lambda given: given["optimizer"] in (None, "sgd"))
@@ -220,7 +230,9 @@ _CASES: Mapping[_Case, tuple[str, ...]] = {
     ),
     _AVERAGED: ("rounds",),
     _PROXIMAL: ("mu",),
-    _FRESH: ("init", "init_epochs"),
+    _FRESH: ("init_epochs", "client_names"),
+    _BEGUN: ("init",),
+    _MATCHED_ONCE: ("probe_data",),
     _STARTED: ("key", "weights", "allow_global", "match_by_order"),
     _PARALLEL: ("workers",),
     _CLUSTERED: ("address", "cpus_per_client", "gpus_per_client"),

@@ -31,7 +31,7 @@ _EXPECTED: Mapping[Any, str] = {int: "a whole number", float: "a number", bool: 
 _TRUTHS = {"true": True, "false": False}
 CHECKED = ("base", "allow_global")  # a record says how to read clients, not whom to trust
 NEEDED = (  # without these the same clients can't be read, planned or fed
-    *("model", "model_arg", "input_shape", "input_dtype", "state", "plan", "keep"),
+    *("model", "model_arg", "input_shape", "input_dtype", "numbers", "state", "plan", "keep"),
     *("key", "weights", "allow_global", "match_by_order", "dtype", "normalize", "channels_last"),
 )
 

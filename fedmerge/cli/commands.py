@@ -24,7 +24,7 @@ All commands: fedmerge --help. Options and examples of one: fedmerge match --hel
 _MERGE, _MEASURE, _LOOK, _WRITE = "Merge", "Measure and show", "Look into files", "Files and data"
 _SAID = ("json", "quiet", "verbose", "help", "help_all")
 _CODE = ("model", "model_arg", "input_shape")
-_FEEDING = ("input_dtype", "state")
+_FEEDING = ("input_dtype", "numbers", "state")
 _IMAGES = ("image", "image_index", "image_group")
 _MATCHING = (
     *(
@@ -92,7 +92,10 @@ _TABLE = (
         ),
         ("clients",),
         {
-            "Data": ("shards", "data", "held_out", "task", "normalize", "no_class_counts"),
+            "Data": (
+                *("shards", "client_names", "x_key", "y_key", "data", "held_out", "task"),
+                *("normalize", "no_class_counts"),
+            ),
             "Output": ("output", "force", "dtype", "report", "dry_run"),
             "Rounds": ("method", "passes", "rounds"),
             "Local training": ("epochs", "batch_size", "optimizer", "learning_rate"),
@@ -106,9 +109,9 @@ _TABLE = (
             "Running": ("config", "set", *_SAID),
         },
         {
-            "Data": ("channels_last",),
+            "Data": ("channels_last", "classes"),
             "Output": ("shard_size", *_IMAGES),
-            "Rounds": ("mu", "init", "init_epochs"),
+            "Rounds": ("mu", "init", "init_epochs", "probe_data"),
             "Local training": (
                 *("momentum", "weight_decay", "clip_norm", "mixed_precision"),
                 *("partial_weight_decay", "last_rate_factor", "last_epochs_factor"),

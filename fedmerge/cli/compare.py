@@ -6,7 +6,6 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from fedmerge.api import compare
 from fedmerge.cli.arguments import given_plan, match_options, model_code, note_merged, probe_options
 from fedmerge.cli.output import (
     Terminal,
@@ -16,6 +15,7 @@ from fedmerge.cli.output import (
     headings,
     metric_names,
 )
+from fedmerge.measuring import compare
 from fedmerge.merging.comparison import Comparison
 from fedmerge.values import wording
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from fedmerge.api import evaluate
 from fedmerge.cli.arguments import match_options, model_code, note_merged
 from fedmerge.cli.output import (
     Terminal,
@@ -15,9 +14,15 @@ from fedmerge.cli.output import (
     headings,
     metric_names,
 )
+from fedmerge.measuring import evaluate
 from fedmerge.values import wording
 
-_PLANNING = ("input_shape", "input_dtype", "state")  # of a model's plan, which nothing needs here
+_PLANNING = (
+    "input_shape",
+    "input_dtype",
+    "numbers",
+    "state",
+)  # of a model's plan, which nothing needs here
 
 
 def run(given: Mapping[str, Any], terminal: Terminal) -> None:

@@ -27,6 +27,7 @@ from fedmerge.process import (
     discard_results,
     guard_messages,
     guard_results,
+    keep_to_the_end,
     listening,
     open_closed_streams,
 )
@@ -178,6 +179,7 @@ def main() -> None:
     open_closed_streams()  # before anything is opened
     guard_results()
     guard_messages()
+    keep_to_the_end()
     code = printed(lambda: run(sys.argv[1:]))
     # Python ends by SIGINT, whatever the code, if an interrupt once left the `exec` of a text, as
     # those in which dataclasses are made: until the next one.

@@ -6,7 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fedmerge.api import inspect
+from fedmerge.checkpoint import model_folder
 from fedmerge.cli.arguments import match_options
+from fedmerge.cli.commands import COMMANDS
 from fedmerge.cli.exit_codes import error_to_json
 from fedmerge.cli.output import Terminal
 from fedmerge.merging.inspection import Inspection
@@ -68,7 +70,11 @@ def _show(inspection: Inspection, terminal: Terminal) -> None:
     elif inspection.unplanned is not None:
         source = "names" if checkpoint.program is None else "its graph"
         terminal.line(f"  not mergeable from {source} alone: {inspection.unplanned.problem}")
-        terminal.line(f"  way out: {inspection.unplanned.hint}")
+        hint = inspection.unplanned.hint
+        if model_folder(inspection.path) is not None:
+            plan = COMMANDS["plan"].suggested([inspection.path], {}, ())
+            hint = f"its config.json tells what the model is, which merges go by: {plan}"
+        terminal.line(f"  way out: {hint}")
 
 
 def _show_differences(inspections: Sequence[Inspection], terminal: Terminal) -> None:

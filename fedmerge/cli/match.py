@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedmerge.api import frontier, match, predict_match
+from fedmerge.api import frontier, match
 from fedmerge.checkpoint import adapter_folder, expand_paths, record_path, written_path
 from fedmerge.cli.arguments import (
     given_plan,
@@ -23,6 +23,7 @@ from fedmerge.cli.commands import COMMANDS
 from fedmerge.cli.folder_merges import merge_adapters_given, upload_command, width_lines
 from fedmerge.cli.output import Terminal
 from fedmerge.errors import UsageError
+from fedmerge.measuring import predict_match
 from fedmerge.merging.prediction import Prediction
 from fedmerge.merging.result import Merge
 from fedmerge.merging.session import Session
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
     from fedmerge.merging.frontier import Frontier, Point
 
 
+_MEASURED = (*NEEDED, "task")
+_LANGUAGE_MODELS = ("ForCausalLM", "LMHeadModel")  # how classes of such end
 _AS_GIVEN = ("force", "shard_size", "report", "require", "device")
 
 
@@ -282,7 +285,9 @@ def _verdict(merge: Merge, output: Path, clients: Sequence[Path], given: Mapping
     """Say in one line how good the merge is, as far as it is known, and how to measure it."""
     files: list[str | Path] = [*map(Path, clients), "--global", output]
     needed = {**given, "model": given["model"] or "M"}
-    measure = f"measure it: {COMMANDS['compare'].suggested(files, needed, NEEDED)} --data FILE"
+    if (merge.plan.architecture or "").endswith(_LANGUAGE_MODELS):
+        needed["task"] = "language-model"
+    measure = f"measure it: {COMMANDS['compare'].suggested(files, needed, _MEASURED)} --data FILE"
     found = merge.quality
     if merge.is_program:
         return f"quality: it is the clients' ensemble itself; {measure}"

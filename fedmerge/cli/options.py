@@ -120,6 +120,13 @@ _EVERYWHERE = (
         kind=list[str],
     ),
     Option(
+        "numbers",
+        "Numbers that the model takes out of its data: refused where they can't be followed, "
+        "or taken on trust",
+        "followed|trusted",
+        "followed",
+    ),
+    Option(
         "state",
         "Forward's argument I is output J of the call before, counted from 0; repeatable",
         "I:J",
@@ -186,12 +193,18 @@ _BY_COMMAND: Mapping[str, Sequence[Option]] = {  # what differs in one command f
         *(o for k in (RetrainOptions, TrainSettings, Running, RetryPolicy) for o in _described(k)),
         Option(
             "shards",
-            "Each client's samples x and targets y: a folder, files (repeatable), or your function",
+            "Each client's samples and targets: files, a folder of them or of folders, a path with "
+            "{client} in it, or your function; repeatable",
             "FOLDER|FILE|FILE.py:NAME",
             kind=list[str],
             is_required=True,
         ),
         _also(_DATA, help="Evaluate every whole global model on x and y (or x_test and y_test)"),
+        Option(
+            "client_names",
+            "The clients' names, where there are no checkpoints and shards don't tell them",
+            "NAME,NAME,…",
+        ),
         Option("dry_run", "Show rounds, widths and bytes; train and write nothing", kind=bool),
         Option(
             "work_dir",

@@ -9,11 +9,12 @@ from contextlib import closing
 from pathlib import Path
 from typing import IO, Any
 
-from fedmerge.api import predict_retrain, retrain
+from fedmerge.api import retrain
 from fedmerge.checkpoint import check_targets, written_path
 from fedmerge.cli.arguments import (
     asked_by_user,
     check_applicable,
+    client_names,
     given_plan,
     image_options,
     match_options,
@@ -38,6 +39,7 @@ from fedmerge.federated.options import retrain_options, running_options
 from fedmerge.federated.preparation import Run
 from fedmerge.federated.retraining import Retrained, RetrainPrediction
 from fedmerge.federated.state import default_work_dir
+from fedmerge.measuring import predict_retrain
 from fedmerge.merging.record_schema import WHY_MISSING, RoundEntry
 from fedmerge.values import wording
 from fedmerge.values.wording import Progress
@@ -198,6 +200,7 @@ def run(given: Mapping[str, Any], terminal: Terminal) -> int:
         "model": model_code(given),
         "plan": given_plan(given),
         "data": given["data"],
+        "client_names": client_names(given),
         "running": running_options(given),
     }
     note_merged(inputs["clients"], terminal)

@@ -14,7 +14,7 @@ from msgspec import UNSET, Struct, UnsetType
 from fedmerge.architecture.plan_json import JsonPlan
 from fedmerge.cli.config import config_type, configurable
 from fedmerge.decoding import Count
-from fedmerge.merging.adapter_record import AdapterRecord
+from fedmerge.merging.adapters import AdapterRecord
 from fedmerge.merging.record_schema import FrontierEntry, QualityEntry, RecordFile, RoundEntry
 
 Numbers: TypeAlias = dict[str, float | None]  # None: not finite

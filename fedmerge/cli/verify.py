@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from fedmerge.api import verify
 from fedmerge.cli.arguments import model_code
 from fedmerge.cli.output import Terminal
 from fedmerge.errors import UsageError, VerificationError
+from fedmerge.measuring import verify
 
 
 def run(given: Mapping[str, Any], terminal: Terminal) -> int:

@@ -4,22 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TypeAlias
 
 from fedmerge.errors import ArchitectureError
 from fedmerge.federated.fedavg import FedAvg, averaging_rounds
 from fedmerge.federated.federation import LocalModel, Method
 from fedmerge.federated.fedma import FedMA, matching_rounds
+from fedmerge.federated.inputs import client_in_memory
 from fedmerge.federated.options import RetrainOptions
 from fedmerge.federated.survey import output_class_counts, sample_weights
 from fedmerge.merging.averages import Averaging, averaging_for
+from fedmerge.merging.methods import merge_session
 from fedmerge.merging.options import Init
 from fedmerge.merging.options import Method as MergeMethod
 from fedmerge.merging.record_schema import ShardEntry
-from fedmerge.merging.session import Session
+from fedmerge.merging.session import Session, prepare
 from fedmerge.values.arrays import Array
 from fedmerge.values.clients import Client
 from fedmerge.values.plans import axis_size
+from fedmerge.values.wording import silent
 from fedmerge.values.work import Arrays
 
 
@@ -56,6 +60,7 @@ class Algorithm:
     begin: Callable[[Beginning], Server]
     merge: MergeMethod  # of the record of what the rounds end in
     init: Init  # how models begin where there are no checkpoints
+    continues_whole: bool = False  # whether a merged file's clients begin with all of it
     is_proximal: bool = False  # whether clients are held near the global model by `mu`
 
 
@@ -88,14 +93,40 @@ def average_models(beginning: Beginning) -> Server:
         weights = sample_weights(beginning.shards)
     widths = _common_widths(session)
     averaging = Averaging(weights)
-    server = FedAvg(session.plan, widths, averaging, rounds, beginning.initial, beginning.kept)
+    server = FedAvg(
+        session.plan,
+        widths,
+        averaging,
+        rounds,
+        beginning.initial,
+        beginning.kept,
+        partial(_matched, beginning) if options.init == "matched" else None,
+    )
     return server, []
+
+
+def _matched(beginning: Beginning, models: Sequence[LocalModel]) -> Arrays:
+    """Return the model that `match` makes of clients that trained apart, at their widths."""
+    session, options = beginning.session, beginning.options
+    first = session.clients[0]
+    kept = {name: first.read(name) for name in first.tensors if name not in session.plan.tensors}
+    clients = [client_in_memory(first, {**kept, **m.arrays}, m.name) for m in models]
+    effort = options.matching.effort or "fast"  # training follows
+    matching = replace(options.matching, method="fedma", max_growth=1.0, effort=effort)
+    merged = merge_session(
+        prepare(clients, matching, plan=session.plan, model=session.model, device=session.device),
+        options.probes,
+        silent,
+    )
+    return {name: merged.read(name) for name in session.plan.tensors}
 
 
 METHODS: Mapping[str, Algorithm] = {
     "fedma": Algorithm(match_layers, merge="fedma", init="independent"),
-    "fedavg": Algorithm(average_models, merge="average", init="shared"),
-    "fedprox": Algorithm(average_models, merge="average", init="shared", is_proximal=True),
+    "fedavg": Algorithm(average_models, merge="average", init="shared", continues_whole=True),
+    "fedprox": Algorithm(
+        average_models, merge="average", init="shared", continues_whole=True, is_proximal=True
+    ),
 }
 
 

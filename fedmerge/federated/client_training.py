@@ -285,7 +285,7 @@ class Trainer:
 
     def _of_client(self, client: str) -> ClientWork:
         own = self._work(client, self.shards[client])
-        return replace(own, held_out=self.options.held_out)
+        return replace(own, held_out=self.options.held_out, reading=self.options.reading)
 
     def _work(self, client: str, shard: str) -> ClientWork:
         return ClientWork(

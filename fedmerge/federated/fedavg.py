@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from fedmerge.engines.engine import array_bytes
@@ -49,6 +49,7 @@ class FedAvg:
     rounds: Sequence[Round]
     initial: Sequence[LocalModel]
     kept: Arrays
+    merge_first: Callable[[Sequence[LocalModel]], Arrays] | None = None  # in place of a first mean
 
     def start(self) -> Federation:
         """Return the clients as they came; every unit stays at its place."""
@@ -82,8 +83,20 @@ class FedAvg:
     def exchange(self, federation: Federation, current: Round, present: Sequence[int]) -> Exchange:
         """Average the models of the clients that are present; whole models go up and down."""
         clients = [federation.locals[k] for k in present]
-        averaging = averaging_of(self.averaging, present)
-        averaged = {
+        if current.number == 1 and self.merge_first is not None:
+            averaged = self.merge_first(clients)
+        else:
+            averaged = self._average(clients, averaging_of(self.averaging, present))
+        done = replace(
+            federation,
+            locals=tuple(model.without(averaged) for model in federation.locals),
+            fixed={**self.kept, **averaged},
+        )
+        up = sum(array_bytes({name: c.arrays[name] for name in averaged}) for c in clients)
+        return Exchange(done, up, len(federation.locals) * array_bytes(averaged))
+
+    def _average(self, clients: Sequence[LocalModel], averaging: Averaging) -> Arrays:
+        return {
             name: average_tensor(
                 name,
                 clients,
@@ -94,10 +107,3 @@ class FedAvg:
             )
             for name in self.plan.tensors
         }
-        done = replace(
-            federation,
-            locals=tuple(model.without(averaged) for model in federation.locals),
-            fixed={**self.kept, **averaged},
-        )
-        up = sum(array_bytes({name: c.arrays[name] for name in averaged}) for c in clients)
-        return Exchange(done, up, len(federation.locals) * array_bytes(averaged))

@@ -11,7 +11,6 @@ import numpy as np
 from fedmerge.matching.features import Placement, place_tensor
 from fedmerge.merging.averages import Averaging
 from fedmerge.merging.record_schema import GroupEntry
-from fedmerge.training import Stage
 from fedmerge.values.arrays import Array, IntArray
 from fedmerge.values.clients import TensorInfo
 from fedmerge.values.plans import (
@@ -23,6 +22,7 @@ from fedmerge.values.plans import (
     groups_in,
     index_map,
 )
+from fedmerge.values.run_settings import Stage
 from fedmerge.values.work import Arrays
 
 

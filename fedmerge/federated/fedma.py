@@ -38,9 +38,9 @@ from fedmerge.merging.averages import Averaging, average_tensor
 from fedmerge.merging.by_weights import bisect, is_same, match_group
 from fedmerge.merging.record_schema import GroupEntry, rounded
 from fedmerge.merging.session import Session
-from fedmerge.training import Stage
 from fedmerge.values.arrays import Array
 from fedmerge.values.plans import Assignment, Plan, Widths
+from fedmerge.values.run_settings import Stage
 from fedmerge.values.work import Arrays
 
 LAST_LAYER = "last layer"

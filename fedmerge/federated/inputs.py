@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import glob
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from fedmerge.architecture.model_code import ModelCode
+from fedmerge.architecture.tensor_names import load_checkpoint
 from fedmerge.checkpoint import (
     Checkpoint,
     client_names,
@@ -25,7 +26,6 @@ from fedmerge.errors import CheckpointError, UsageError
 from fedmerge.federated.fedma import local_arrays
 from fedmerge.federated.options import RetrainOptions, Running
 from fedmerge.merging.client_sources import Source, expand_sources, open_clients
-from fedmerge.merging.loading import load_checkpoint
 from fedmerge.merging.merge_record import consistent_record
 from fedmerge.training import (
     EVALUATION_KEYS,
@@ -35,10 +35,12 @@ from fedmerge.training import (
     read_shard,
     try_model,
 )
+from fedmerge.training.data_formats import FORMATS, is_one_clients
 from fedmerge.training.samples import Data, is_named
 from fedmerge.training.shards import EVALUATION, natural_order, shard_of
 from fedmerge.user_code import (
     derived_seed,
+    find_object,
     handing_over,
     is_reference,
     seeded,
@@ -47,7 +49,8 @@ from fedmerge.user_code import (
 from fedmerge.values.arrays import Array, IntArray
 from fedmerge.values.plans import Assignment, Plan
 
-SHARD_SUFFIXES = (".npz", ".pt", ".pth", ".safetensors")
+SHARD_SUFFIXES = tuple(FORMATS)
+CLIENTS = "clients"  # the list beside a function of data
 CLIENT = "{client}"  # stands for a client's name in a path that is its own machine's
 
 
@@ -144,15 +147,27 @@ def open_start(
     model: ModelCode,
     options: RetrainOptions,
     names: Sequence[str] | None = None,
+    *,
+    whole: bool = False,
 ) -> Start:
-    """Return the given checkpoints; the clients of one merged file; or freshly built models."""
+    """Return the given checkpoints; the clients of one merged file; or freshly built models.
+
+    The clients of a merged file have their own units of it, or begin with the `whole` of it.
+    """
     if not sources:
         return _initial_clients(names or _names_of(shards), model, options)
     expanded = expand_sources(sources, least=1)
     if len(expanded) == 1 and isinstance(expanded[0], Path):
-        return _continued(expanded[0], options)
+        return _continued(expanded[0], options, whole=whole)
     clients = open_clients(expand_sources(sources), options.matching.reading, names)
     return Start(clients, is_trained=True, is_initial=False)
+
+
+def _in_folder(folder: Path) -> list[Path]:
+    """Return the shards in a folder: its files, or else its folders."""
+    inside = [path for path in folder.iterdir() if not path.name.startswith(".")]
+    files = [path for path in inside if path.suffix in SHARD_SUFFIXES and path.is_file()]
+    return files or [path for path in inside if path.is_dir() and path.name != "__pycache__"]
 
 
 def is_anywhere(shard: str) -> bool:
@@ -163,11 +178,26 @@ def is_anywhere(shard: str) -> bool:
 def _names_of(shards: Sequence[str]) -> list[str]:
     """Return the names that shards give their clients."""
     if any(map(is_anywhere, shards)):
-        raise UsageError(
-            f"shards={shards[0]} says nothing about the clients' names",
-            "give checkpoints whose names the function is called with",
-        )
+        return _names_beside(shards[0])
     return client_names([Path(shard) for shard in shards])
+
+
+def _names_beside(shard: str) -> list[str]:
+    """Return the list `clients` beside the user's function."""
+    named = None
+    if is_reference(shard):
+        place = shard.rpartition(":")[0]
+        with suppress(UsageError):
+            named = find_object(f"{place}:{CLIENTS}", what="list of the clients' names")
+    if named is None:
+        raise UsageError(
+            f"shards={shard} says nothing about the clients' names",
+            "name them with `client_names=north,south`, by a list `clients` beside the function, "
+            "or by checkpoints",
+        )
+    if not isinstance(named, list | tuple) or not all(isinstance(n, str) and n for n in named):
+        raise UsageError(f"'{CLIENTS}' in {shard} is {named!r}, expected a list of names")
+    return list(named)
 
 
 def _initial_clients(names: Sequence[str], model: ModelCode, options: RetrainOptions) -> Start:
@@ -183,8 +213,8 @@ def _initial_clients(names: Sequence[str], model: ModelCode, options: RetrainOpt
     return Start(clients, is_trained=False, is_initial=True)
 
 
-def _continued(path: Path, options: RetrainOptions) -> Start:
-    """Return the clients of a merged file at their own widths, cut out of the global model."""
+def _continued(path: Path, options: RetrainOptions, *, whole: bool) -> Start:
+    """Return the clients of a merged file: at their own widths, cut out of it, or all of it."""
     try:
         value = read_record(path)
     except CheckpointError as error:
@@ -198,12 +228,15 @@ def _continued(path: Path, options: RetrainOptions) -> Start:
     widths = {entry.name: entry.width for entry in record.groups}
     clients = []
     for source in record.sources:
+        if whole:
+            clients.append(client_in_memory(merged, arrays, source.name))
+            continue
         placement = {
             group: Assignment(_in_one_order(indices), widths[group])
             for group, indices in record.assignments[source.name].items()
         }
         own = {**arrays, **local_arrays(arrays, record.plan, placement)}
-        clients.append(_in_memory(merged, own, source.name))
+        clients.append(client_in_memory(merged, own, source.name))
     return Start(
         clients,
         is_trained=False,
@@ -218,8 +251,8 @@ def _in_one_order(indices: IntArray) -> IntArray:
     return np.sort(indices, axis=1) if indices.ndim > 1 else indices
 
 
-def _in_memory(merged: Checkpoint, arrays: Mapping[str, Any], name: str) -> Checkpoint:
-    """Return a checkpoint with a merged file's names, ties and dtypes."""
+def client_in_memory(merged: Checkpoint, arrays: Mapping[str, Any], name: str) -> Checkpoint:
+    """Return a client of these arrays, with another checkpoint's names, ties and dtypes."""
     tensors: dict[str, torch.Tensor] = {}
     for own, info in merged.tensors.items():
         first = merged.aliases.get(own, own)
@@ -235,11 +268,10 @@ def expand_shards(arguments: Sequence[str | Path]) -> list[str]:
     shards: list[str] = []
     for argument in map(str, arguments):
         path = Path(argument)
-        if is_anywhere(argument) or path.is_file():
+        if is_anywhere(argument) or path.is_file() or (path.is_dir() and is_one_clients(path)):
             shards.append(argument)
         elif path.is_dir():
-            files = [p for p in path.iterdir() if p.suffix in SHARD_SUFFIXES and p.is_file()]
-            shards += map(str, sorted(files, key=natural_order))
+            shards += map(str, sorted(_in_folder(path), key=natural_order))
         elif found := glob.glob(argument):  # noqa: PTH207 (absolute patterns too)
             shards += sorted(found, key=natural_order)
         else:
@@ -278,7 +310,11 @@ def check_model(
     if data is None:
         return
     shard = read_shard(
-        data, client=EVALUATION, keys=EVALUATION_KEYS, preparation=options.preparation
+        data,
+        client=EVALUATION,
+        keys=EVALUATION_KEYS,
+        preparation=options.preparation,
+        reading=options.reading,
     )
     with seeded(options.seed, device):
         try_model(model, shard, task, training=False, device=device)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
 from fedmerge.errors import UsageError
 from fedmerge.merging.options import Init, MatchOptions, RetrainMethod
+from fedmerge.probes.options import ProbeOptions
 from fedmerge.values.option_fields import (
     Rule,
     changed,
@@ -28,10 +29,11 @@ from fedmerge.values.run_settings import RetryPolicy, TrainSettings, default_set
 if TYPE_CHECKING:  # the help of commands comes from here, which has to be quick
     from fedmerge.engines import Engine
     from fedmerge.training import Preparation
+    from fedmerge.training.data_formats import Reading
 
 DEFAULT_ROUNDS = 10  # of fedavg and fedprox
 MOST_ROUNDS = 100_000  # all of them are laid out before the first
-_PARTS = ("training", "preparation", "matching")  # fields that hold several options
+_PARTS = ("training", "preparation", "matching", "probes")  # fields that hold several options
 PAPER_MU = 1e-3  # the best that the paper found for FedProx
 
 
@@ -56,7 +58,8 @@ class RetrainOptions:
     rounds: int = option("Rounds of fedavg and fedprox", DEFAULT_ROUNDS, values="N")
     mu: float = option("Proximal weight of fedprox", PAPER_MU, values="X")
     init: Init | None = option(
-        "How models begin without checkpoints: each by itself, or all alike",
+        "How models begin: each by itself, all alike, or each by itself (or from its checkpoint) "
+        "and merged once as by `match`, where fedavg and fedprox go on from",
         values=words_in(Init),
         unset="independent; shared for fedavg and fedprox",
     )
@@ -70,6 +73,15 @@ class RetrainOptions:
         "classification",
         values="classification|language-model|FILE.py:NAME",
     )
+    x_key: str | None = option(
+        "Samples by their names: several are features of a table, or several inputs",
+        values="NAME,NAME,…",
+        unset="x; of a table all columns but the targets",
+    )
+    y_key: str | None = option("Targets by their name", values="NAME", unset="y")
+    classes: str | None = option(
+        "Names of classes in their order, where targets or folders are named", values="NAME,NAME,…"
+    )
     held_out: float = option(
         "Share of its samples that a client only measures global models with", 0.0, values="X"
     )
@@ -79,6 +91,7 @@ class RetrainOptions:
     training: TrainSettings | None = None  # None: the paper's for the task
     preparation: Preparation = field(default_factory=lambda: _no_preparation())
     matching: MatchOptions = field(default_factory=MatchOptions)
+    probes: ProbeOptions = field(default_factory=ProbeOptions)  # of `init=matched`
 
     def __post_init__(self) -> None:
         check_options(self, _RULES)
@@ -88,6 +101,19 @@ class RetrainOptions:
             from fedmerge.federated.algorithms import METHODS  # which help does without
 
             object.__setattr__(self, "init", METHODS[self.method].init)
+        if self.init == "matched" and self.method == "fedma":
+            raise UsageError(
+                "`init=matched` is for methods that average", "fedma matches in every round"
+            )
+        if self.init != "matched" and self.probes != ProbeOptions():
+            raise UsageError("`probe_data` is for `init=matched`")
+
+    @property
+    def reading(self) -> Reading:
+        """Which columns of the clients' data are samples and targets."""
+        from fedmerge.training.data_formats import Reading
+
+        return Reading(_names(self.x_key), self.y_key or "", _names(self.classes))
 
     @property
     def proximal(self) -> float:
@@ -131,11 +157,14 @@ def retrain_options(given: Mapping[str, Any], matching: MatchOptions) -> Retrain
     trained.pop("seed", None)
     defaults = default_settings(own.get("task", "classification"))
     mean, std = parse_normalize(asked["normalize"]) if "normalize" in asked else ((), ())
+    preparation = Preparation(mean, std, asked.get("channels_last", False))
+    data = asked.get("probe_data")
     return RetrainOptions(
         **own,
         training=replace(defaults, **trained),
-        preparation=Preparation(mean, std, asked.get("channels_last", False)),
+        preparation=preparation,
         matching=matching,
+        probes=ProbeOptions() if data is None else ProbeOptions(data=data, preparation=preparation),
     )
 
 
@@ -143,6 +172,10 @@ def _no_preparation() -> Preparation:
     from fedmerge.training import Preparation
 
     return Preparation()
+
+
+def _names(text: str | None) -> tuple[str, ...]:
+    return tuple(name.strip() for name in (text or "").split(",") if name.strip())
 
 
 _SOME: Rule = (whole(1, MOST_ROUNDS), f"a whole number from 1 to {MOST_ROUNDS:,}")

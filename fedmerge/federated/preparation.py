@@ -29,6 +29,7 @@ from fedmerge.merging.client_sources import Source
 from fedmerge.merging.options import options_to_json
 from fedmerge.merging.record_schema import ShardEntry
 from fedmerge.merging.session import Session, prepare
+from fedmerge.probes.options import ProbeOptions
 from fedmerge.training import array_dtypes, source_digest, tied_names
 from fedmerge.user_code import parameters_of
 from fedmerge.values.nesting import with_inside
@@ -88,7 +89,8 @@ def open_run(
     """
     running = running or Running(device="cpu")
     files = expand_shards(shards)
-    start = open_start(sources, files, model, options, names)
+    whole = METHODS[options.method].continues_whole
+    start = open_start(sources, files, model, options, names, whole=whole)
     running.check_enough(len(start.clients))
     check_model(model, start.clients[0], options, device=running.devices[0], data=data)
     pairs, why = pair_sources([client.name for client in start.clients], files)
@@ -116,7 +118,7 @@ def prepare_run(
         policy=running.policy,
         known=known or {},
     )
-    model = opened.model.fed_like((seen.fed,))
+    model = opened.model.fed_like(seen.fed)
     algorithm = METHODS[options.method]
     session = prepare(
         start.clients,
@@ -174,6 +176,13 @@ def _names(session: Session, code: ModelCode) -> ModelNames:
     return ModelNames(names, dict(aliases), frozenset(own), first, dtypes)
 
 
+def _probes_digest(probes: ProbeOptions) -> str:
+    """Return what tells inputs that units are compared on: a file by its content."""
+    data = probes.data
+    is_file = isinstance(data, str | Path)
+    return json.dumps({**probes.to_json(), "sha256": source_digest(str(data)) if is_file else None})
+
+
 def _identity(
     session: Session, opened: Opened, entries: Sequence[ShardEntry], model: ModelCode
 ) -> dict[str, Any]:
@@ -186,6 +195,7 @@ def _identity(
         "fedmerge": __version__,
         "options": {**matching, **options.to_json()},
         "model": {"name": name, "arguments": dict(model.arguments), "sha256": code},
+        "probes": None if options.init != "matched" else _probes_digest(options.probes),
         "continued_from": opened.start.continued,
         "clients": {client.name: client.sha256() for client in session.clients},
         "shards": {entry.client: asdict(entry) for entry in entries},

@@ -119,6 +119,7 @@ def _retrained(run: Run, state: SavedState) -> Retrained:
         ),
         width_limit=None,
         warnings=run.warnings,
+        probes=run.options.probes.to_json() if run.options.init == "matched" else None,
         arrays=pad_ties(whole_model(federation), session.plan, federation.widths),
         retraining=run.options,
         shards=run.shards,

@@ -27,7 +27,7 @@ from fedmerge.training import (
     split_homogeneously,
     write_shards,
 )
-from fedmerge.training.samples import open_columns
+from fedmerge.training.data_formats import open_columns
 from fedmerge.training.shards import EVALUATION_KEYS
 from fedmerge.user_code import is_reference
 from fedmerge.values.arrays import Array

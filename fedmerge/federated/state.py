@@ -83,6 +83,7 @@ _DIFFERENCES: Mapping[str, Callable[[str, Any, Any], str]] = {
     "name": lambda name, found, saved: f"`model` is {found}, was {saved}",
     "arguments": lambda name, found, saved: f"`model_arg` is {found}, was {saved}",
     "sha256": _given_difference,
+    "probes": lambda name, found, saved: "the inputs of `init=matched` are others",
     "continued_from": _given_difference,
     "clients": _files_difference,
     "shards": _files_difference,
@@ -303,6 +304,7 @@ class _RunFile(msgspec.Struct, frozen=True):
     fedmerge: str
     options: dict[str, Any]
     model: _CodeFile
+    probes: str | None
     continued_from: str | None
     clients: dict[str, str]
     shards: dict[str, ShardEntry]

@@ -36,8 +36,8 @@ class _Seen(msgspec.Struct, frozen=True):
     samples: int
     class_counts: tuple[int, ...] | None
     sha256: str
-    shape: tuple[int, ...]  # of what the model is fed with
-    dtype: str
+    shapes: tuple[tuple[int, ...], ...]  # of what the model is fed with
+    dtypes: tuple[str, ...]
     stored: str  # dtype in the file
 
 
@@ -50,7 +50,7 @@ class Survey:
     """What is known of all clients' data."""
 
     shards: tuple[ShardEntry, ...]
-    fed: torch.Tensor  # without values: what the model is fed with
+    fed: tuple[torch.Tensor, ...]  # without values: what the model is fed with
     notes: tuple[str, ...]
 
     @property
@@ -95,6 +95,7 @@ def survey(
             preparation=options.preparation,
             keeps_class_counts=options.no_class_counts,
             held_out=options.held_out,
+            reading=options.reading,
         )
         return Task(f"look/{client}", client, LOOK, {}, work.to_json())
 
@@ -111,7 +112,8 @@ def survey(
         notes.append(
             f"`normalize` is for bytes: {next(iter(seen))} holds {first.stored}, taken as it is"
         )
-    fed = torch.empty(first.shape, dtype=getattr(torch, first.dtype), device="meta")
+    kinds = zip(first.shapes, first.dtypes, strict=True)
+    fed = tuple(torch.empty(s, dtype=getattr(torch, d), device="meta") for s, d in kinds)
     shards = [_entry(name, seen.get(name), known.get(name)) for name in sources]
     return Survey(tuple(shards), fed, tuple(notes))
 
@@ -127,8 +129,8 @@ def _problem(outcome: Outcome) -> str:
         return f"returned values that no trial gives ({error.problem})"
     if seen.samples < 1 or min(seen.class_counts or (0,)) < 0:
         return f"returned {seen.samples} samples and the class counts {seen.class_counts}"
-    if seen.dtype not in ("float32", "int64"):
-        return f"returned samples of {seen.dtype}"
+    if not set(seen.dtypes) <= {"float32", "int64"} or len(seen.dtypes) != len(seen.shapes):
+        return f"returned samples of {', '.join(seen.dtypes)}"
     return ""
 
 

@@ -287,8 +287,10 @@ def gather_units(
         elif ties is not None:
             read = _unit_rows(client.read(name), tensor.axes[axis], axis, group, widths)
             tie_columns.append(ties.scale * _invariants(read, ties.count))
+    columns = [*compared(blocks)]
+    blocks.clear()
     return GatheredUnits(
-        weights=_side_by_side([*compared(blocks)], rows),
+        weights=_side_by_side(columns, rows),
         ties=_side_by_side(tie_columns, rows),
         entries=entries,
     )
@@ -325,8 +327,17 @@ def _invariants(rows: FloatArray, count: int) -> FloatArray:
     return np.sort(rows, axis=1)[:, chosen.astype(np.int64)]
 
 
-def _side_by_side(columns: Sequence[FloatArray], rows: int) -> FloatArray:
-    return np.concatenate(columns, axis=1) if columns else np.zeros((rows, 0))
+def _side_by_side(columns: list[FloatArray], rows: int) -> FloatArray:
+    """Return columns (rows, …) as one array, taken out of their list: each is held twice alone."""
+    if not columns:
+        return np.zeros((rows, 0))
+    end = sum(part.shape[1] for part in columns)
+    joined = np.empty((rows, end), dtype=np.result_type(*columns))
+    while columns:
+        part = columns.pop()
+        joined[:, end - part.shape[1] : end] = part
+        end -= part.shape[1]
+    return joined
 
 
 def folded(client: Client, plan: Plan, name: str) -> FloatArray:

@@ -32,7 +32,6 @@ from .importance import (
 )
 from .frontier import GROWTHS as GROWTHS, Frontier as Frontier
 from .client_modules import own_norms as own_norms, steady_weights as steady_weights
-from .loading import load_checkpoint as load_checkpoint
 from .merge_record import (
     NEVER as NEVER,
     REPLAYED as REPLAYED,

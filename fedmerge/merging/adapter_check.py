@@ -13,8 +13,13 @@ from fedmerge.checkpoint import read_record, torch_dtype, values_digest
 from fedmerge.decoding import decode_value
 from fedmerge.errors import CheckpointError, FedmergeError
 from fedmerge.merging.adapter_merge import AdapterMerge, mean_update, merge_opened, source_of
-from fedmerge.merging.adapter_record import AdapterRecord, AdapterSource, LayerEntry
-from fedmerge.merging.adapters import Adapter, open_adapters
+from fedmerge.merging.adapters import (
+    Adapter,
+    AdapterRecord,
+    AdapterSource,
+    LayerEntry,
+    open_adapters,
+)
 from fedmerge.merging.options import MatchOptions
 from fedmerge.merging.verification import MOST_TWINS, Verification
 from fedmerge.values.wording import Progress, silent

@@ -29,9 +29,15 @@ from fedmerge.checkpoint import (
     write_model,
 )
 from fedmerge.errors import ArchitectureError, UsageError
-from fedmerge.merging.adapter_products import Product, combined, truncated
-from fedmerge.merging.adapter_record import AdapterRecord, AdapterSource, LayerEntry
-from fedmerge.merging.adapters import Adapter
+from fedmerge.merging.adapters import (
+    Adapter,
+    AdapterRecord,
+    AdapterSource,
+    LayerEntry,
+    Product,
+    combined,
+    truncated,
+)
 from fedmerge.merging.averages import client_weights, mean_pieces
 from fedmerge.merging.client_sources import RenamedClient
 from fedmerge.merging.options import MatchOptions, option_name

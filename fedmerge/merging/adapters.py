@@ -1,12 +1,14 @@
-"""LoRA adapters as clients: opened, their factors paired, compared."""
+"""LoRA adapters as clients: opened, their factors paired and multiplied, compared, recorded."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
+import torch
+from msgspec import Meta, Struct
 from torch import Tensor
 
 from fedmerge.checkpoint import (
@@ -19,9 +21,8 @@ from fedmerge.checkpoint import (
     open_checkpoint,
     read_adapter_config,
 )
-from fedmerge.decoding import shortened
+from fedmerge.decoding import Count, Digest, Name, Number, Share, shortened
 from fedmerge.errors import ArchitectureError, UsageError
-from fedmerge.merging.adapter_products import Product
 from fedmerge.merging.client_sources import expand_sources, listed
 from fedmerge.merging.options import MatchOptions
 from fedmerge.values.clients import TensorInfo
@@ -204,3 +205,94 @@ def _check_wholes(adapter: Adapter, first: Adapter) -> None:
 
 def _float_types(adapter: Adapter) -> list[str]:
     return sorted({info.dtype for info in adapter.checkpoint.tensors.values() if info.is_float})
+
+
+@dataclass(frozen=True)
+class Product:
+    """An update B·A of a layer, all in double precision."""
+
+    b: Tensor  # (outputs, rank)
+    a: Tensor  # (rank, inputs)
+
+    @property
+    def rank(self) -> int:
+        """How many columns B has."""
+        return self.b.shape[1]
+
+    @property
+    def energy(self) -> float:
+        """The squared Frobenius norm of B·A: the sum of (BᵀB) ∘ (A·Aᵀ)."""
+        return float(((self.b.T @ self.b) * (self.a @ self.a.T)).sum())
+
+    def distance(self, other: Product) -> float:
+        """Return the squared Frobenius norm of the difference from another product."""
+        return max(0.0, combined([self, other], [1.0, -1.0]).energy)
+
+
+def combined(products: Sequence[Product], shares: Sequence[float]) -> Product:
+    """Return the weighted sum of products, exactly, at the sum of their ranks.
+
+    Σ s_j B_j A_j = [s_1 B_1, s_2 B_2, …] · [A_1; A_2; …]
+    """
+    b = torch.cat([share * own.b for own, share in zip(products, shares, strict=True)], dim=1)
+    return Product(b, torch.cat([own.a for own in products]))
+
+
+def truncated(product: Product, rank: int) -> tuple[Product, float]:
+    """Return the nearest product of at most this rank, and the share of the energy that it keeps.
+
+    With B = Q_B R_B and Aᵀ = Q_A R_A, the singular values of B·A are those of the small matrix
+    R_B R_Aᵀ; the largest ones are kept, half of each in either factor.
+    """
+    q_b, r_b = torch.linalg.qr(product.b)
+    q_a, r_a = torch.linalg.qr(product.a.T)
+    u, values, v = torch.linalg.svd(r_b @ r_a.T, full_matrices=False)
+    energies = values.square()
+    whole = float(energies.sum())
+    kept = float(energies[:rank].sum()) / whole if whole > 0 else 1.0
+    roots = values[:rank].sqrt()
+    return Product(q_b @ u[:, :rank] * roots, roots[:, None] * (v[:rank] @ q_a.T)), kept
+
+
+Rank = Annotated[int, Meta(ge=0, le=2**31)]
+
+
+class AdapterSource(Struct, frozen=True):
+    """One client: its folder's name, the hashes of its two files, and how much it counts."""
+
+    name: Name
+    file: str
+    sha256: Digest
+    config_sha256: Digest
+    size: Count
+    weight: Annotated[float, Meta(gt=0, le=1e100)]
+
+
+class LayerEntry(Struct, frozen=True):
+    """What became of one module's updates."""
+
+    rank: Rank
+    client_ranks: tuple[Rank, ...]  # 0: that client has no update of it
+    kept: Share  # of the mean update's energy
+    energy: Number  # squared Frobenius norm of the mean update
+
+
+class AdapterRecord(Struct, frozen=True):
+    """A whole record."""
+
+    fedmerge: str
+    max_growth: float | Literal["none"] | None
+    dtype: Literal["float64", "float32", "float16", "bfloat16"] | None
+    sources: Annotated[tuple[AdapterSource, ...], Meta(min_length=1)]
+    layers: Mapping[str, LayerEntry]
+    kept: Share
+    warnings: tuple[str, ...]
+    tensors: Mapping[str, Digest]
+    kind: Literal["adapter"] = "adapter"
+    schema: Literal[1] = 1
+    format: Literal[1] = 1
+
+
+def is_adapter_record(value: Mapping[str, Any]) -> bool:
+    """Return whether a record is of merged adapters."""
+    return value.get("kind") == "adapter"

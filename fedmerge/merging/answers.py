@@ -41,7 +41,7 @@ class ProbeSets:
 
     fitting: Probes  # on which units are compared and merges refined
     held_out: Probes  # which choose the strength of ridges
-    judging: Probes  # the held-out ones and changed copies: they choose among candidates
+    judging: Probes  # held-out ones with changed copies or others: they choose among candidates
     ranking: Probes  # the others, changed: with the judging ones they rank clients
     augmentation: Augmentation  # how probes are changed
 
@@ -93,9 +93,17 @@ class Answers:
 
 
 def collect_answers(
-    modules: ClientModules, probes: Probes, held_out: Probes, *, augment: Sequence[str] = ()
+    modules: ClientModules,
+    probes: Probes,
+    held_out: Probes,
+    *,
+    judging: Probes | None = None,
+    augment: Sequence[str] = (),
 ) -> Answers:
-    """Let every client answer all probes, changed and, of the held-out ones, as they are."""
+    """Let every client answer all probes, changed and, of the judging ones, as they are.
+
+    Without judging probes of their own, held-out ones and changed copies of them judge.
+    """
     seed = modules.session.options.seed
     augmentation = augmentation_for(probes, augment)
     if augmentation.flips and not _may_flip(modules, probes):
@@ -103,7 +111,7 @@ def collect_answers(
     sets = ProbeSets(
         probes,
         held_out,
-        judging=augmentation.copies(held_out, COPIES, seed=seed),
+        judging=judging or augmentation.copies(held_out, COPIES, seed=seed),
         ranking=augmentation.changed(probes, seed=seed),
         augmentation=augmentation,
     )

@@ -176,19 +176,16 @@ def changed_pieces(
     base: Client,
     scale: float,
 ) -> Iterator[torch.Tensor]:
-    """Yield base + scale · Σ ω_j (W_j - base) / Σ ω_j over the clients j that changed a number.
+    """Yield base + scale · Σ ω_j (W_j - base) / Σ ω_j; at a scale of 1, that is the clients' mean.
 
-    In flat pieces, of a dtype or as precise as they were read. Where all clients changed a number
-    and the scale is 1, that is their mean.
+    In flat pieces, of a dtype or as precise as they were read.
     """
     for parts in zip(*(pieces_of(own, name, PIECE) for own in (base, *clients)), strict=True):
         start = parts[0].double()
-        total, counted = torch.zeros_like(start), torch.zeros_like(start)
+        total = torch.zeros_like(start)
         for weight, part in zip(weights, parts[1:], strict=True):
-            change = part.double() - start
-            total += weight * change
-            counted += weight * (change != 0)
-        total = start + scale * total / torch.where(counted > 0, counted, 1.0)
+            total += weight * (part.double() - start)
+        total = start + scale / sum(weights) * total
         _check_finite(total, name, (base, *clients))
         yield _rounded(total, parts, dtype)
 

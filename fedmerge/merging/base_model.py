@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import combinations
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from fedmerge.checkpoint import Checkpoint
-from fedmerge.errors import ArchitectureError
+from fedmerge.errors import ArchitectureError, UsageError
 from fedmerge.merging.averages import PIECE
 from fedmerge.merging.client_sources import in_library_names, pieces_of
 from fedmerge.values.clients import Client
 from fedmerge.values.wording import count, listed, percent
+
+if TYPE_CHECKING:  # the help of commands comes from here, which has to be quick
+    pass
+from fedmerge.merging.options import MATCHES, RecordedOptions
 
 LARGEST_CHANGE = 1.0  # length of a client's change ÷ the base's, from which on it is no fine-tune
 FEWEST = 0.5  # of the clients' numbers, that a base has to have
@@ -27,7 +32,8 @@ class Base:
 
     checkpoint: Checkpoint
     missing: tuple[str, ...]  # the clients' float tensors that it does not have in their shapes
-    changes: tuple[float, ...]  # length of each client's change ÷ the base's length
+    changes: tuple[float, ...]  # length of each client's change ÷ the base's length, of matrices
+    idle: frozenset[int]  # the clients that changed no number at all
     cosine: float | None  # between two clients' changes, in the mean
     partial: float  # share of the changed numbers that some clients left as they were
 
@@ -45,9 +51,11 @@ class Base:
         if self.missing:
             named = listed([f"'{name}'" for name in self.missing], MOST_NAMES)
             yield f"{self.name} has no {named} as the clients have: their mean is taken"
-        for client, change in zip(clients, self.changes, strict=True):
-            if change == 0:
-                yield f"{client.name} is {self.name} itself: it changes nothing, and has no say"
+        for number in sorted(self.idle):
+            yield (
+                f"{clients[number].name} is {self.name} itself: it changes nothing, but counts in "
+                "the mean; leave it out"
+            )
 
     def lines(self, clients: Sequence[Client]) -> Iterator[str]:
         """Say in words how the clients differ from the base."""
@@ -96,7 +104,9 @@ def base_of(
                 f"{length:.2f} times their length, expected less than {LARGEST_CHANGE:g}",
                 "leave `base` out, or give the model that the clients began as",
             )
-    return Base(named, missing, tuple(lengths), _mean_cosine(change.products), change.partial)
+    idle = frozenset(range(len(clients))) - change.busy
+    cosine = _mean_cosine(change.products)
+    return Base(named, missing, tuple(lengths), idle, cosine, change.partial)
 
 
 def _with_prefix(base: Checkpoint, first: Checkpoint) -> Checkpoint:
@@ -140,12 +150,16 @@ def _check_overlap(
 
 @dataclass
 class _Change:
-    """Sums over all numbers of what clients changed."""
+    """Sums over what clients changed.
+
+    Lengths are those of matrices and kernels alone: scales of norms are near 1 in every net.
+    """
 
     products: Tensor  # (clients, clients), of their changes
     square: float = 0.0  # of the base
     changed: int = 0  # numbers that any client changed
     partly: int = 0  # that some client left as it was
+    busy: set[int] = field(default_factory=set)  # the clients that changed any
 
     @property
     def partial(self) -> float:
@@ -155,6 +169,7 @@ class _Change:
 def _measured(base: Checkpoint, clients: Sequence[Client], names: Sequence[str]) -> _Change:
     """Read all tensors once, piece by piece."""
     found = _Change(torch.zeros(len(clients), len(clients), dtype=torch.float64))
+    has_matrices = any(len(base.tensors[name].shape) > 1 for name in names)
     for name in names:
         for origin, *parts in zip(
             *(pieces_of(model, name, PIECE) for model in (base, *clients)), strict=True
@@ -162,8 +177,10 @@ def _measured(base: Checkpoint, clients: Sequence[Client], names: Sequence[str])
             start = origin.double()
             changes = torch.stack([part.double() - start for part in parts])
             moved = changes != 0
-            found.products += changes @ changes.T
-            found.square += float(start @ start)
+            if len(base.tensors[name].shape) > 1 or not has_matrices:
+                found.products += changes @ changes.T
+                found.square += float(start @ start)
+            found.busy.update(torch.nonzero(moved.any(1)).flatten().tolist())
             found.changed += int(moved.any(0).sum())
             found.partly += int((moved.any(0) & ~moved.all(0)).sum())
     return found
@@ -177,3 +194,24 @@ def _mean_cosine(products: Tensor) -> float | None:
     cosines: list[list[float]] = (products / torch.outer(lengths, lengths)).tolist()
     pairs = [cosines[i][j] for i, j in combinations(range(len(lengths)), 2)]
     return sum(pairs) / len(pairs)
+
+
+def check_base_options(options: RecordedOptions, *, has_base: bool) -> None:
+    """Refuse options that say nothing without a base model, or with one."""
+    if not has_base:
+        if options.scale is not None:
+            raise UsageError("`scale` says nothing without `base`", "give the base model, too")
+        return
+    said = [name for name in MATCHES if getattr(options, name) is not None]
+    if options.method == "ensemble":
+        said.append("method=ensemble")
+    if options.merge_units == "fit":
+        said.append("merge_units=fit")
+    if options.max_growth not in (None, 1):
+        said.append("max_growth")
+    if said:
+        raise UsageError(
+            f"`{said[0]}` and `base` exclude each other",
+            "with a base model, what its fine-tunes changed is merged place by place; leave one "
+            "of the two out",
+        )

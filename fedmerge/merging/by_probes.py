@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import TYPE_CHECKING
 
 from torch import Tensor
 
@@ -35,16 +36,20 @@ from fedmerge.merging.candidates import (
 from fedmerge.merging.client_modules import ClientModules, steady_weights
 from fedmerge.merging.fit import FEW
 from fedmerge.merging.importance import Selection, choose_widths, select_all, unit_importance
-from fedmerge.merging.options import effort_of, needs_probes, without_clients
+from fedmerge.merging.options import effort_of, needs_probes
 from fedmerge.merging.outlying_clients import FEWEST, outliers
 from fedmerge.merging.quality import outputs_on
 from fedmerge.merging.result import Merge, Solution, merge_of
 from fedmerge.merging.session import Session, prepare
 from fedmerge.probes.options import ProbeOptions
-from fedmerge.probes.responses import normalised, unit_responses
-from fedmerge.probes.sources import ProbedClients, make_probes, neutral_probes
+from fedmerge.probes.probe_inputs import normalised, unit_responses
+from fedmerge.probes.sources import ProbedClients, judging_probes, make_probes, neutral_probes
 from fedmerge.values.plans import is_alone
 from fedmerge.values.wording import Progress, silent
+
+if TYPE_CHECKING:  # the help of commands comes from here, which has to be quick
+    pass
+from fedmerge.merging.options import MatchOptions
 
 HELD_OUT = 0.2  # of the probes: they choose ridges and, changed, candidates
 RESPONSE_SHARE = 0.9  # of responses in what units have in common; the rest are weights
@@ -89,9 +94,10 @@ def choose_merge(
     growth = answers.session.dials.max_growth
     matched = match_within(growth, answers.session, responses, by_weights, progress)
     leads = possible_leads(answers, by_weights)
+    averages = list(average_candidates(answers, by_weights))
     candidates = [
-        *average_candidates(answers, by_weights),
-        *in_place_candidates(answers, by_weights, progress),
+        *averages,
+        *in_place_candidates(answers, by_weights, averages, progress),
         *matched_candidates(answers, matched, leads, responses.steady, progress),
     ]
     chosen = preferred_candidate(candidates, answers, by_weights)
@@ -162,12 +168,15 @@ def probe_clients(session: Session, probing: ProbeOptions, progress: Progress) -
     )
     probes = make_probes(clients)
     kept, held_out = probes.split(int(HELD_OUT * len(probes)), seed=session.options.seed)
-    answers = collect_answers(modules, kept, held_out, augment=probing.augment)
+    judging = judging_probes(clients, held_out)
+    answers = collect_answers(modules, kept, held_out, judging=judging, augment=probing.augment)
     answers = replace(answers, dropped=tuple(diverged))
     if len(session.clients) < FEWEST:
         return answers
+    outputs: Sequence[Tensor] = answers.outputs
     neutral = neutral_probes(clients, probes)
-    outputs = [outputs_on(module, neutral, device=modules.device) for module in modules.clients]
+    if neutral is not probes:  # on which clients have answered
+        outputs = [outputs_on(module, neutral, device=modules.device) for module in modules.clients]
     odd = outliers(outputs)
     if is_strict and odd:
         return _without_clients(answers, odd, outputs)
@@ -280,3 +289,15 @@ def _by_weights_with_note(session: Session, error: FedmergeError, progress: Prog
     merge = with_doubt(merge_by_weights(session, progress))
     note = f"units were matched by their weights alone, as no probes run: {error.brief}"
     return replace(merge, warnings=(*merge.warnings, note))
+
+
+def without_clients(options: MatchOptions, names: Collection[str]) -> MatchOptions:
+    """Return the options of a merge that leaves some clients out."""
+    if options.lead in names:
+        raise UsageError(f"`lead` names '{options.lead}', which `drop_outliers` leaves out")
+    weights, counts = options.client_weight, options.class_counts
+    return replace(
+        options,
+        client_weight={name: w for name, w in weights.items() if name not in names},
+        class_counts=counts and {name: c for name, c in counts.items() if name not in names},
+    )

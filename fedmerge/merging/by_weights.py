@@ -73,6 +73,9 @@ def merge_by_weights(
     return merge
 
 
+_REMEDIES = {True: "let the clients be run", False: "give the model's code (`model`)"}
+
+
 def with_doubt(merge: Merge) -> Merge:
     """Return a merge of files alone, with a warning where it is likely to be of no use.
 
@@ -82,10 +85,11 @@ def with_doubt(merge: Merge) -> Merge:
     share = merge.alike_share
     if share is None or share >= ENOUGH_ALIKE or len(merge.groups) <= SHALLOW:
         return merge
+    remedy = _REMEDIES[merge.session.can_run]
     doubt = (
         f"the merge is likely worse than its clients, and may be useless: {whole_percent(share)} "
         f"of the units in {len(merge.groups)} hidden layers have matching weights (a cosine above "
-        f"{ALIKE:g}); give the model's code (`model`), so that units are compared by what they do"
+        f"{ALIKE:g}); {remedy}, so that units are compared by what they do"
     )
     return replace(merge, warnings=(*merge.warnings, doubt))
 

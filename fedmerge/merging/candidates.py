@@ -103,12 +103,17 @@ def matched_candidates(
 
 
 def in_place_candidates(
-    answers: Answers, by_weights: Merge, progress: Progress
+    answers: Answers, by_weights: Merge, averages: Sequence[Candidate], progress: Progress
 ) -> Iterator[Candidate]:
-    """Yield the fitted average of clients that share their start, or if the user wants it."""
+    """Yield the fitted average of clients that share their start, but no average of whom works.
+
+    And if the user wants it: a fit comes nearer to the ensemble than an average that works, but is
+    no better for it.
+    """
     is_wanted = answers.session.options.merge_units == "fit-in-place"
-    is_open = _is_open(answers) and answers.session.is_equally_wide and by_weights.shares_start
-    if is_wanted or is_open:
+    in_place = by_weights.stays_in_place
+    is_open = by_weights.shares_start and bool(averages)
+    if is_wanted or (is_open and not any(works(c, answers, in_place=in_place) for c in averages)):
         yield fit_in_place(answers, progress)
 
 
@@ -234,7 +239,10 @@ def preferred_candidate(
     """
     working = []
     if by_weights.shares_start:
-        working = [c for c in candidates if c.name in AVERAGES and _works(c, answers, by_weights)]
+        in_place = by_weights.stays_in_place
+        working = [
+            c for c in candidates if c.name in AVERAGES and works(c, answers, in_place=in_place)
+        ]
     return best_candidate(working or candidates, answers)
 
 
@@ -248,7 +256,7 @@ def best_candidate(candidates: Sequence[Candidate], answers: Answers) -> Candida
     return max(candidates, key=lambda candidate: answers.agreement(candidate.outputs).rank)
 
 
-def _works(candidate: Candidate, answers: Answers, by_weights: Merge) -> bool:
+def works(candidate: Candidate, answers: Answers, *, in_place: bool) -> bool:
     """Return whether what clients learnt can be averaged.
 
     It can where the average is as much alike the ensemble as the best client is. Where all units
@@ -260,7 +268,7 @@ def _works(candidate: Candidate, answers: Answers, by_weights: Merge) -> bool:
         return True
     usual = variance(answers.ensemble)
     spreads_alike = usual / FACTOR**2 <= variance(candidate.outputs) <= usual * FACTOR**2
-    return by_weights.stays_in_place and spreads_alike
+    return in_place and spreads_alike
 
 
 def quality_of(chosen: Candidate, candidates: Sequence[Candidate], answers: Answers) -> Quality:

@@ -22,7 +22,7 @@ from fedmerge.errors import ArchitectureError
 from fedmerge.matching.features import place_tensor, targets_of
 from fedmerge.merging.session import Session
 from fedmerge.probes.layer_calls import Call, run_heard
-from fedmerge.probes.responses import Reading, readings
+from fedmerge.probes.probe_inputs import Reading, readings
 from fedmerge.user_code import (
     copied_object,
     load_state,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -21,10 +22,12 @@ from fedmerge.checkpoint import (
     model_folder,
     open_checkpoint,
 )
+from fedmerge.decoding import shortened
 from fedmerge.errors import ArchitectureError, CheckpointError, UsageError
 from fedmerge.user_code import state_of
 from fedmerge.values.arrays import Array
 from fedmerge.values.clients import Client, TensorInfo, name_difference
+from fedmerge.values.wording import listed as shown
 
 Source: TypeAlias = str | Path | Mapping[str, torch.Tensor] | torch.nn.Module
 State: TypeAlias = Mapping[str, torch.Tensor]
@@ -201,6 +204,35 @@ def _like(client: Checkpoint, first: Checkpoint) -> Checkpoint:
     by_model = {of_model: name for name, of_model in wanted.items()}
     names = {name: by_model[of_model] for name, of_model in own.items()}
     return client.with_names(names, first.prefix)
+
+
+_NO_MATTER = ("_name_or_path", "transformers_version", "dtype", "torch_dtype")  # to shapes
+_MOST_FIELDS = 3  # of config.json, that a hint names
+
+
+@contextmanager
+def naming_configs(clients: Sequence[Checkpoint]) -> Iterator[None]:
+    """Say in what the config.json of clients differ where these do not fit together."""
+    try:
+        yield
+    except ArchitectureError as error:
+        fields = list(_different_fields(clients))
+        if not fields:
+            raise
+        said = f"their config.json say {shown(fields, _MOST_FIELDS)}"
+        raise ArchitectureError(error.problem, f"{said}; {error.hint}") from error
+
+
+def _different_fields(clients: Sequence[Checkpoint]) -> Iterator[str]:
+    """Yield fields in which any client's config.json differs from the first one's, with values."""
+    folders = [model_folder(client.path) for client in clients]
+    first, *others = [{} if folder is None else folder.config for folder in folders]
+    for name, value in first.items():
+        if name in _NO_MATTER or isinstance(value, Mapping):
+            continue
+        found = next((own[name] for own in others if own.get(name, value) != value), None)
+        if found is not None:
+            yield f"{name} {shortened(str(value))} and {shortened(str(found))}"
 
 
 def pieces_of(client: Client, name: str, most: int) -> Iterator[torch.Tensor]:

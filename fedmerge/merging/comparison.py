@@ -22,9 +22,9 @@ from fedmerge.checkpoint import (
 )
 from fedmerge.errors import ArchitectureError
 from fedmerge.merging.evaluations import Judge, count_floats
-from fedmerge.merging.methods import merge_session
+from fedmerge.merging.methods import average_to_beat, merge_session
 from fedmerge.merging.quality import Position, compared_rows, distance, same_decisions
-from fedmerge.merging.result import Merge, average_to_beat
+from fedmerge.merging.result import Merge
 from fedmerge.merging.session import Session
 from fedmerge.probes.options import ProbeOptions
 from fedmerge.training import Evaluation
@@ -96,6 +96,13 @@ class Comparison:
     best_client: str
     notes: tuple[str, ...]
     warnings: tuple[str, ...]
+
+    def __repr__(self) -> str:
+        """Return the comparison in one line."""
+        return (
+            f"<Comparison of {len(self.rows)} models on {self.samples:,} samples: the best client "
+            f"is {self.best_client}>"
+        )
 
     def to_json(self) -> dict[str, Any]:
         """Return the comparison as `--json` prints it."""

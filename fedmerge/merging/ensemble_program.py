@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from fedmerge.architecture.model_code import ModelCode, outputs_of, tensors_in
+from fedmerge.architecture.tensor_names import load_checkpoint
 from fedmerge.checkpoint import (
     Checkpoint,
     from_state_dict,
@@ -23,7 +24,6 @@ from fedmerge.checkpoint import (
 from fedmerge.errors import ArchitectureError, CheckpointError, UsageError
 from fedmerge.merging.averages import Averaging
 from fedmerge.merging.client_modules import ClientModules
-from fedmerge.merging.loading import load_checkpoint
 from fedmerge.merging.merge_record import MergeRecord
 from fedmerge.merging.onnx_export import TOLERANCE, exported
 from fedmerge.merging.output_differences import relative_difference

@@ -11,9 +11,9 @@ from typing import Any
 from torch import nn
 
 from fedmerge.architecture.model_code import ModelCode
+from fedmerge.architecture.tensor_names import load_checkpoint
 from fedmerge.checkpoint import Checkpoint, ReadOptions
 from fedmerge.merging.client_sources import Source, expand_sources, open_clients
-from fedmerge.merging.loading import load_checkpoint
 from fedmerge.merging.options import EvaluationOptions as EvaluationOptions
 from fedmerge.training import (
     EVALUATION_KEYS,

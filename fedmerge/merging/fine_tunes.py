@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 from fedmerge.errors import FedmergeError, UsageError
@@ -14,6 +13,7 @@ from fedmerge.merging.candidates import (
     candidate_of,
     fit_in_place,
     quality_of,
+    works,
 )
 from fedmerge.merging.options import needs_probes
 from fedmerge.merging.result import Merge, average
@@ -22,7 +22,7 @@ from fedmerge.probes.options import ProbeOptions
 from fedmerge.values.wording import Progress
 
 WHOLE = 1.0  # scale of the clients' mean change where nothing tells more
-SCALES = (0.5, 0.75, 1.0, 1.25, 1.5, 2.0)  # that are tried on probes
+SCALES = (0.25, 0.5, 0.75, 1.25)  # that are tried where the whole change does not work
 
 
 def base_and_change(session: Session, scale: float | None = None) -> Merge:
@@ -33,9 +33,10 @@ def base_and_change(session: Session, scale: float | None = None) -> Merge:
 
 
 def merge_fine_tunes(session: Session, probing: ProbeOptions, progress: Progress) -> Merge:
-    """Return the base and change, at the scale or fitted as comes nearest to the ensemble.
+    """Return the base and the mean change, and where that does not work what does.
 
-    Where the user asks for no probes and the model can't be run, the change is added as it is.
+    That is another scale, or the average fitted on probes: what is nearest to the ensemble. Where
+    the user asks for no probes and the model can't be run, the change is added as it is.
     """
     try:
         answers = probe_clients(session, probing, progress)
@@ -47,7 +48,7 @@ def merge_fine_tunes(session: Session, probing: ProbeOptions, progress: Progress
         note = f"the mean change is added as it is, as no probes run: {error.brief}"
         merge = base_and_change(session)
         return replace(merge, warnings=(*merge.warnings, note))
-    candidates = list(_candidates(answers, progress))
+    candidates = _candidates(answers, progress)
     chosen = best_candidate(candidates, answers)
     quality = quality_of(chosen, candidates, answers)
     return replace(
@@ -58,13 +59,27 @@ def merge_fine_tunes(session: Session, probing: ProbeOptions, progress: Progress
     )
 
 
-def _candidates(answers: Answers, progress: Progress) -> Iterator[Candidate]:
-    """Yield the ways to merge that the user left open, the plainest one first."""
-    session, options = answers.session, answers.session.options
-    if options.merge_units != "fit-in-place":
-        scales = SCALES if options.scale is None else (options.scale,)
-        for scale in sorted(scales, key=lambda scale: abs(scale - WHOLE)):
-            label = f"base + {scale:g} × mean change"
-            yield candidate_of(answers, label, base_and_change(session, scale))
-    if options.scale is None and options.merge_units in (None, "fit-in-place"):
-        yield fit_in_place(answers, progress)
+def _candidates(answers: Answers, progress: Progress) -> list[Candidate]:
+    """Return the ways to merge that the user left open: where the mean change works, it alone.
+
+    As an average of clients that share their start, it may be better than their ensemble. Being
+    less alike says nothing against it then.
+    """
+    options = answers.session.options
+    if options.merge_units == "fit-in-place":
+        return [fit_in_place(answers, progress)]
+    scale = WHOLE if options.scale is None else options.scale
+    plain = _changed(answers, scale)
+    is_open = options.scale is None and options.merge_units is None
+    if not is_open or works(plain, answers, in_place=True):
+        return [plain]
+    return [
+        plain,
+        *(_changed(answers, other) for other in SCALES),
+        fit_in_place(answers, progress),
+    ]
+
+
+def _changed(answers: Answers, scale: float) -> Candidate:
+    merge = base_and_change(answers.session, scale)
+    return candidate_of(answers, f"base + {scale:g} × mean change", merge)

@@ -15,7 +15,7 @@ from fedmerge.architecture import plan_from_json, solve_widths
 from fedmerge.checkpoint import Checkpoint
 from fedmerge.decoding import decode_value, shortened
 from fedmerge.errors import ArchitectureError, CheckpointError, FedmergeError, UnsafeCheckpointError
-from fedmerge.merging.adapter_record import is_adapter_record
+from fedmerge.merging.adapters import is_adapter_record
 from fedmerge.merging.options import MatchOptions, RecordedOptions, option_name
 from fedmerge.merging.record_schema import (
     FORMAT,
@@ -46,7 +46,9 @@ _WORKS = "it says how a command works"
 NEVER: Mapping[str, str] = {  # by a record, and why
     "allow_global": "it lets files name code",
     "force": "it lets files be overwritten",
-    **dict.fromkeys(("model", "model_arg", "input_shape", "input_dtype", "state"), _RUNS),
+    **dict.fromkeys(
+        ("model", "model_arg", "input_shape", "input_dtype", "numbers", "state"), _RUNS
+    ),
     **dict.fromkeys(("output", "report", "graph", "frontier_plot", "events", "work_dir"), _WRITES),
     **dict.fromkeys(("resume", "shard_size"), _WRITES),
     **dict.fromkeys(

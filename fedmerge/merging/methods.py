@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from fedmerge.errors import UsageError
 from fedmerge.merging.by_weights import merge_by_weights, with_doubt
@@ -12,6 +12,9 @@ from fedmerge.merging.result import Merge, average
 from fedmerge.merging.session import Session
 from fedmerge.probes.options import ProbeOptions
 from fedmerge.values.wording import Progress
+
+if TYPE_CHECKING:
+    pass
 
 Method: TypeAlias = Callable[[Session, ProbeOptions, Progress], Merge]
 
@@ -37,6 +40,8 @@ def matched_average(session: Session, probing: ProbeOptions, progress: Progress)
             return merge_fine_tunes(session, probing, progress)
         return base_and_change(session)
     if not is_probed(session, probing):
+        if session.model is not None:
+            session.model.forget()  # which takes as much memory as a client
         return with_doubt(merge_by_weights(session, progress))
     from fedmerge.merging.by_probes import merge_by_probes  # files alone do without
 
@@ -86,3 +91,18 @@ def is_probed(session: Session, probing: ProbeOptions, *wishes: str) -> bool:
             "or a `method` other than fedma"
         )
     return session.can_run and not is_off and bool(session.plan.groups)
+
+
+def average_to_beat(session: Session) -> Merge:
+    """Return the element-wise average that a match with these options has to beat.
+
+    Clients and classes count as they do in the match; what else it does to units is its own.
+    """
+    nothing: dict[str, Any] = dict.fromkeys(_OF_THE_MATCH)
+    return average(session.with_options(method="average", **nothing))
+
+
+_OF_THE_MATCH = (
+    *("preset", "match_threshold", "max_growth", "max_params", "gamma", "sigma", "sigma0"),
+    *("merge_units", "lead"),
+)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
@@ -34,7 +34,8 @@ if TYPE_CHECKING:  # the help of commands comes from here, which has to be quick
 Method: TypeAlias = Literal["fedma", "average", "ensemble"]
 Preset: TypeAlias = Literal["paper"]
 RetrainMethod: TypeAlias = Literal["fedma", "fedavg", "fedprox"]
-Init: TypeAlias = Literal["independent", "shared"]  # how models begin without checkpoints
+# How models begin; matched: clients that trained apart are merged once, and go on from that.
+Init: TypeAlias = Literal["independent", "shared", "matched"]
 Units: TypeAlias = Literal["mean", "fit", "fit-in-place"]
 Solver: TypeAlias = Literal["auto", "scipy", "lapjv", "lapsolver"]
 Effort: TypeAlias = Literal["fast", "normal", "thorough"]
@@ -97,7 +98,7 @@ class RecordedOptions:
     scale: float | None = option(
         "With a base model: how much of the clients' mean change is added to it",
         values="X",
-        unset="the best on the probes; 1 without",
+        unset="1, unless probes tell that it does not work",
     )
     lead: str | None = option(
         "The client that shared units are taken from",
@@ -300,18 +301,6 @@ def effort_of(options: RecordedOptions) -> Effort:
     return options.effort or ("normal" if leaves_units_open(options) else "fast")
 
 
-def without_clients(options: MatchOptions, names: Collection[str]) -> MatchOptions:
-    """Return the options of a merge that leaves some clients out."""
-    if options.lead in names:
-        raise UsageError(f"`lead` names '{options.lead}', which `drop_outliers` leaves out")
-    weights, counts = options.client_weight, options.class_counts
-    return replace(
-        options,
-        client_weight={name: w for name, w in weights.items() if name not in names},
-        class_counts=counts and {name: c for name, c in counts.items() if name not in names},
-    )
-
-
 def option_name(field_name: str) -> str:
     """Return a field as messages name it; the command line says how it is typed."""
     return f"`{field_name}`"
@@ -358,27 +347,6 @@ MATCHES = (  # what a merge of changes, which matches nothing, has no use for
     *("preset", "match_threshold", "max_params", "gamma", "sigma", "sigma0", "sweeps", "refine"),
     *("lead", "class_counts"),
 )
-
-
-def check_base_options(options: RecordedOptions, *, has_base: bool) -> None:
-    """Refuse options that say nothing without a base model, or with one."""
-    if not has_base:
-        if options.scale is not None:
-            raise UsageError("`scale` says nothing without `base`", "give the base model, too")
-        return
-    said = [name for name in MATCHES if getattr(options, name) is not None]
-    if options.method == "ensemble":
-        said.append("method=ensemble")
-    if options.merge_units == "fit":
-        said.append("merge_units=fit")
-    if options.max_growth not in (None, 1):
-        said.append("max_growth")
-    if said:
-        raise UsageError(
-            f"`{said[0]}` and `base` exclude each other",
-            "with a base model, what its fine-tunes changed is merged place by place; leave one "
-            "of the two out",
-        )
 
 
 def _counts(value: Any) -> bool:

@@ -210,6 +210,9 @@ class RecordedRounds:
     channels_last: bool = False
     no_class_counts: bool = False
     held_out: float = 0.0
+    x_key: str | None = None
+    y_key: str | None = None
+    classes: str | None = None
 
 
 @dataclass(frozen=True)

@@ -16,10 +16,8 @@ import torch
 from fedmerge import __version__
 from fedmerge.architecture import plan_to_json
 from fedmerge.checkpoint import (
-    LIGHTNING,
     Checkpoint,
     Values,
-    entries_to_write,
     parse_size,
     to_torch,
     write_model,
@@ -332,7 +330,7 @@ class Merge:
             force=force,
             again=again,
             shard_size=most,
-            beside=beside_state_dict(first, path),
+            beside=first.beside_state_dict(path),
         )
         return written_path(path, sharded=most is not None)
 
@@ -345,11 +343,8 @@ class Merge:
         if self.leaders:
             return replace(self.session.dials, threshold=None)
         used = {group.threshold for group in self.groups if group.threshold is not None}
-        return (
-            replace(self.session.dials, threshold=used.pop())
-            if len(used) == 1
-            else self.session.dials
-        )
+        threshold = used.pop() if len(used) == 1 else self.session.dials.threshold
+        return replace(self.session.dials, threshold=threshold)
 
     def record(self, digests: Mapping[str, str]) -> dict[str, Any]:
         """Return the merge record, given the SHA-256 of every written tensor."""
@@ -378,14 +373,6 @@ class Merge:
             "warnings": list(self.warnings),
             "tensors": dict(digests),
         }
-
-
-def beside_state_dict(first: Checkpoint, path: str | Path) -> Mapping[str, Any] | None:
-    """Return what the output has besides the state dict, from the first client; None: nothing."""
-    if Path(path).suffix.lower() != LIGHTNING:
-        return None
-    entries: Mapping[str, Any] = entries_to_write(first.lightning, source=first.name, path=path)
-    return entries
 
 
 def merge_of(session: Session, solution: Solution, *, is_compared: bool = True) -> Merge:
@@ -440,21 +427,6 @@ def average(session: Session) -> Merge:
             assignments=(assignment,) * len(widths), width=widths[0], sweeps=0, scatter=0.0
         )
     return merge_of(session, Solution(matchings, None), is_compared=False)
-
-
-def average_to_beat(session: Session) -> Merge:
-    """Return the element-wise average that a match with these options has to beat.
-
-    Clients and classes count as they do in the match; what else it does to units is its own.
-    """
-    nothing: dict[str, Any] = dict.fromkeys(_OF_THE_MATCH)
-    return average(session.with_options(method="average", **nothing))
-
-
-_OF_THE_MATCH = (
-    *("preset", "match_threshold", "max_growth", "max_params", "gamma", "sigma", "sigma0"),
-    *("merge_units", "lead"),
-)
 
 
 def _source(client: Checkpoint) -> SourceEntry:

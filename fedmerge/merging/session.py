@@ -22,15 +22,16 @@ from fedmerge.checkpoint import ADAPTER_CONFIG, Checkpoint, adapter_folder
 from fedmerge.decoding import Fail, decode_json, read_text
 from fedmerge.errors import ArchitectureError, UsageError
 from fedmerge.merging.averages import Averaging, averaging_for, changed_pieces
-from fedmerge.merging.base_model import Base, base_of
+from fedmerge.merging.base_model import Base, base_of, check_base_options
 from fedmerge.merging.client_sources import (
     align_names,
     check_dtypes,
     check_shapes,
     in_library_names,
     keep_matches,
+    naming_configs,
 )
-from fedmerge.merging.options import Dials, MatchOptions, check_base_options, dials_for
+from fedmerge.merging.options import Dials, MatchOptions, dials_for
 from fedmerge.values.clients import Client
 from fedmerge.values.plans import Pinned, Plan, TensorPlan, equal_widths
 
@@ -160,9 +161,11 @@ def prepare(
     run, so that it is planned also where an average needs no plan. `base` is the model that the
     clients were fine-tuned from; what they changed of it is merged place by place.
     """
-    check_base_options(options, has_base=base is not None)
+    if base is not None or options.scale is not None:
+        check_base_options(options, has_base=base is not None)
     clients = in_library_names(clients)
-    is_run = is_run or (base is not None and _can_run(model, clients[0]))
+    if base is not None and options.method == "fedma":
+        is_run = is_run or _can_run(model, clients[0])
     by_places = (is_by_places(options) or base is not None) and not is_run
     for client in (*clients, *([] if base is None else [base])):
         check_no_adapter(client, is_averaged=by_places)
@@ -178,10 +181,11 @@ def prepare(
         plan = _plan_of_program(clients[0], seed=options.seed, tries_growth=tries_growth)
     if config is not None and plan is not None and tries_growth:
         plan, config = config.holding(plan, clients[0])
-    aligned = align_names(clients, by_order=options.match_by_order, keep=options.keep)
-    if by_places or base is not None:
-        check_shapes(aligned, kept)
-    planned, client_widths = plan_clients(aligned, options.chain, given=plan, kept=kept)
+    with naming_configs(clients):
+        aligned = align_names(clients, by_order=options.match_by_order, keep=options.keep)
+        if by_places or base is not None:
+            check_shapes(aligned, kept)
+        planned, client_widths = plan_clients(aligned, options.chain, given=plan, kept=kept)
     if options.dtype is None:
         check_dtypes(aligned, planned.tensors)
     dials = dials_for(options, planned)

@@ -23,7 +23,7 @@ from fedmerge.values.plans import Layout, Norm, axis_size, index_map
 BATCH = 128  # samples run at once
 ROWS = 24_000  # of a layer's outputs that it is fitted to, at most
 HELD_OUT_ROWS = 2_000  # that choose among the strengths of a ridge, at most
-ROWS_PER_INPUT = 8  # of a layer: more hardly change what it is fitted to
+ROWS_PER_INPUT = 4  # of a layer: more hardly change what it is fitted to
 FEWEST_ROWS = 8_000  # as long as there are so many
 MOST_NUMBERS = 1 << 28  # of all targets together (1 GB in single precision)
 

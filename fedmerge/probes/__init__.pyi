@@ -1,3 +1,4 @@
+from .descent import Adam as Adam, lowest as lowest
 from .augmentation import (
     AUGMENTATIONS as AUGMENTATIONS,
     Augmentation as Augmentation,
@@ -6,7 +7,6 @@ from .augmentation import (
     mirrored as mirrored,
 )
 from .data import read_probes as read_probes
-from .descent import Adam as Adam, lowest as lowest
 from .layer_calls import (
     Call as Call,
     CellCall as CellCall,
@@ -35,7 +35,7 @@ from .noise import (
 from .options import CHANGES as CHANGES, ProbeOptions as ProbeOptions, Source as Source
 from .probe_inputs import picture_shape as picture_shape
 from .probe_inputs import Probes as Probes
-from .responses import normalised as normalised, unit_responses as unit_responses
+from .probe_inputs import normalised as normalised, unit_responses as unit_responses
 from .sources import (
     is_language_model as is_language_model,
     NOISE_SHARE as NOISE_SHARE,

@@ -17,7 +17,6 @@ from fedmerge.probes.probe_inputs import IMAGE_AXES, Probes, picture_shape
 SMALLEST_VIEW = 0.5  # of an image's area that a view shows
 STRETCH = 0.25  # a view's logarithm of width ÷ height is at most ± this
 TURN = math.pi / 12  # a view is turned by at most ± this
-REPLACED = 0.15  # of a text's tokens that others take the place of
 SEQUENCE_AXES = 3  # samples, steps, features
 
 Augment: TypeAlias = Callable[[Tensor, torch.Generator], Tensor]
@@ -82,27 +81,17 @@ def pasted(samples: Tensor, generator: torch.Generator) -> Tensor:
     return torch.where(is_inside.bool(), others, samples)
 
 
-def replaced(texts: Tensor, generator: torch.Generator) -> Tensor:
-    """Return texts (n, steps) in which some tokens are those of random places of all texts."""
-    drawn = texts.flatten()[
-        torch.randint(texts.numel(), tuple(texts.shape), generator=generator)
-    ].view_as(texts)
-    chosen = torch.rand(texts.shape, generator=generator) < REPLACED
-    return torch.where(chosen, drawn, texts)
-
-
 AUGMENTATIONS: Mapping[str, Augment] = {
     "views": views,
     "flips": flipped,
     "mixtures": mixed,
     "pastes": pasted,
-    "replacements": replaced,
 }
 _WAYS: Mapping[str, Sequence[Sequence[str]]] = {  # kind of input → what is done in turn
     "image": (("views", "flips"), ("flips", "pastes"), ("views", "flips", "mixtures")),
     "sequence": (("mixtures",), ("pastes",)),
     "numbers": (("mixtures",),),
-    "tokens": (("pastes",), ("replacements",), ("pastes", "replacements")),
+    "tokens": (("pastes",), ()),  # of a text, most is learnt as it is
 }
 
 
@@ -153,8 +142,9 @@ class Augmentation:
 
     def without(self, name: str) -> Augmentation:
         """Return the ways without one kind of change."""
-        ways = (tuple(own for own in way if own != name) for way in self.ways)
-        return Augmentation(tuple(dict.fromkeys(way for way in ways if way)))
+        left = dict.fromkeys(tuple(own for own in way if own != name) for way in self.ways)
+        kept = tuple(way for way in left if way or () in self.ways)
+        return Augmentation(kept if any(kept) else ())
 
 
 def augmentation_for(probes: Probes, wanted: Sequence[str] = ()) -> Augmentation:

@@ -12,7 +12,8 @@ from torch import Tensor
 from fedmerge.checkpoint import Rows
 from fedmerge.errors import TrainingError
 from fedmerge.probes.probe_inputs import Probes
-from fedmerge.training.samples import Columns, Data, Preparation, arrays_of, is_named, open_columns
+from fedmerge.training.data_formats import Columns, open_columns
+from fedmerge.training.samples import Data, Preparation, arrays_of, is_named
 from fedmerge.values.arrays import IntArray
 
 _NAMES = ("x", "x_train", "x_test")  # of the samples, the first found wins

@@ -398,14 +398,6 @@ class _Functions(TorchFunctionMode):
             )
 
 
-def _product(ops: _Ops, args: Sequence[Any], result: Tensor | None) -> LayerCall | None:
-    return _matrix_call(ops, None, args[0], args[1], result)
-
-
-def _added_product(ops: _Ops, args: Sequence[Any], result: Tensor | None) -> LayerCall | None:
-    return _matrix_call(ops, args[0], args[1], args[2], result)
-
-
 def _matrix_call(
     ops: _Ops, bias: Tensor | None, left: Tensor, right: Tensor, result: Tensor | None
 ) -> LayerCall | None:
@@ -451,7 +443,7 @@ def _place(tensor: Tensor) -> Place:
 
 
 _MAKERS: Mapping[str, Callable[[_Ops, Sequence[Any], Tensor | None], LayerCall | None]] = {
-    "aten::mm": _product,
-    "aten::addmm": _added_product,
+    "aten::mm": lambda ops, args, result: _matrix_call(ops, None, args[0], args[1], result),
+    "aten::addmm": lambda ops, args, result: _matrix_call(ops, args[0], args[1], args[2], result),
     "aten::convolution": _convolution,
 }

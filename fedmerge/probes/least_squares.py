@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 WIDE = 512  # inputs of a layer from which on not all strengths are tried
+SINGLE = 1024  # inputs from which on systems are solved in single precision first
 COLUMNS_AT_ONCE = 256  # of a product with itself, of which only one half is computed
 QUIET = 1e-12  # of the largest variance: outputs that vary less weigh no more than that
 
@@ -92,14 +93,22 @@ class Gram(Summary):
         return self.variance(weight) - 2 * crossed + self.targets + shift**2
 
     def ridge(self, start: Tensor, strength: float) -> Fit:
-        """Return the layer of least error, held to a start: W·(G + p) = Cᵀ + p·start."""
+        """Return the layer of least error, held to a start: W·(G + p) = Cᵀ + p·start.
+
+        Large systems in single precision, which takes half as long and errs by less than the
+        strengths differ; in double where that fails.
+        """
         penalty = strength * float(self.inputs.diagonal().mean()) or strength
-        matrix = self.inputs.clone()
-        matrix.diagonal().add_(penalty)
-        factor, failed = torch.linalg.cholesky_ex(matrix)
         wanted = self.cross + penalty * start.T
-        weight = start.clone() if failed else torch.cholesky_solve(wanted, factor).T
-        return self.fit_of(weight)
+        is_large = len(wanted) >= SINGLE
+        for precision in (torch.float32, torch.float64) if is_large else (torch.float64,):
+            matrix = self.inputs.to(precision, copy=True)
+            matrix.diagonal().add_(penalty)
+            factor, failed = torch.linalg.cholesky_ex(matrix)
+            if not failed:
+                solved = torch.cholesky_solve(wanted.to(precision), factor)
+                return self.fit_of(solved.T.to(wanted))
+        return self.fit_of(start.clone())
 
     def about_zero(self) -> Gram:
         """Return the moments about 0."""

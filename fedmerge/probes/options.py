@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 IN_MEMORY = "in memory"  # what a record calls data that are no file
 
 Source: TypeAlias = Literal["noise", "synthetic", "none"]
-Change: TypeAlias = Literal["none", "views", "flips", "mixtures", "pastes", "replacements"]
+Change: TypeAlias = Literal["none", "views", "flips", "mixtures", "pastes"]
 
 CHANGES: tuple[str, ...] = get_args(Change)  # of probes
 

@@ -18,17 +18,20 @@ from fedmerge.probes.layer_calls import Call, LayerCall, run_heard
 from fedmerge.probes.noise import noise_probes
 from fedmerge.probes.options import DEFAULT_COUNT, FEWEST, ProbeOptions
 from fedmerge.probes.probe_inputs import Probes
-from fedmerge.probes.synthetic import SYNTHETIC, synthetic_probes
+from fedmerge.probes.synthetic import SYNTHETIC, Ascent, synthetic_probes
 from fedmerge.probes.text import generated_probes
-from fedmerge.user_code import logits_of, parts_of
+from fedmerge.user_code import derived_seed, logits_of, parts_of
 from fedmerge.values.wording import Progress, silent
 
 FEWEST_PROBES = 64  # of a costly model
-MOST_WORK = 1.2e11  # multiplications that one run over all probes may take; a merge takes about 10
+MOST_WORK = 6e10  # multiplications that one run over all probes may take; a merge takes about 10
 STEPS = 30  # of synthetic inputs; twice as many make no better merges
 STEPS_TO_STATISTICS = 60  # where there are batch norms, whose statistics are met later
 SYNTHETIC_WORK = 1e13  # multiplications that making so many as usual may take, unless asked for
 EQUAL = 1e-3  # of the largest output: what the order of sums may change, generously
+JUDGES = 300  # inputs that judge beside held-out ones what was fitted to synthetic ones
+JUDGING_STEPS = 15  # in which they are made: they stay half noise
+JUDGING = Ascent(least_confidence=0.3, smoothness=0.3, size=0.01)  # rougher, and less sure
 NOISE_SHARE = 0.5  # noise beside synthetic inputs, as a share of these
 
 
@@ -136,6 +139,29 @@ def _are_close(one: Tensor, other: Tensor) -> bool:
 def neutral_probes(clients: ProbedClients, probes: Probes) -> Probes:
     """Return inputs that no client had a hand in: of those that a bad one made, all are bad."""
     return noise(clients) if SYNTHETIC in probes.source else probes
+
+
+def judging_probes(clients: ProbedClients, held_out: Probes) -> Probes | None:
+    """Return inputs that judge what is fitted to synthetic ones, or None where there are none.
+
+    What was fitted to synthetic inputs does well on all that were made so. So held-out ones are
+    joined by some made with another aim, halfway between noise and classes: these flatter less.
+    """
+    if SYNTHETIC not in held_out.source:
+        return None
+    seed = derived_seed(clients.seed, "judging")
+    options = replace(clients.options, count=min(clients.count, JUDGES))
+    judges = replace(clients, seed=seed, options=options)
+    made = synthetic_probes(
+        _builds(judges),
+        judges.noise,
+        steps=JUDGING_STEPS,
+        seed=seed,
+        device=clients.device,
+        progress=clients.progress,
+        ascent=JUDGING,
+    )
+    return held_out.joined(made)
 
 
 def data(clients: ProbedClients) -> Probes:

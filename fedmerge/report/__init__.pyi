@@ -1,4 +1,6 @@
-from .charts import MOST_BARS as MOST_BARS
+from .charts import (
+    MOST_BARS as MOST_BARS,
+)
 from .contents import (
     CellPicture as CellPicture,
     Curve as Curve,
@@ -36,9 +38,13 @@ from .page import (
 from .plan_figure import (
     assign_lanes as assign_lanes,
     draw_plan as draw_plan,
+    plan_picture as plan_picture,
     plan_remarks as plan_remarks,
 )
-from .round_features import layer_columns as layer_columns, layer_sites as layer_sites
+from .round_features import (
+    layer_columns as layer_columns,
+    layer_sites as layer_sites,
+)
 from .sections import (
     APART as APART,
     AVERAGED as AVERAGED,
@@ -46,7 +52,6 @@ from .sections import (
     frontier_points as frontier_points,
     group_views as group_views,
     last_metrics as last_metrics,
-    plan_picture as plan_picture,
     predicted_scores as predicted_scores,
     rounds_view as rounds_view,
     run_scores as run_scores,

@@ -18,7 +18,7 @@ from fedmerge.checkpoint import (
 )
 from fedmerge.errors import UsageError
 from fedmerge.merging.client_sources import first_folder, paths_of
-from fedmerge.merging.result import Merge, beside_state_dict
+from fedmerge.merging.result import Merge
 from fedmerge.report.reports import check_report_output, write_report
 from fedmerge.values.wording import Progress, silent
 
@@ -79,7 +79,7 @@ class OutputFiles:
     def check_clients(self, clients: Sequence[Checkpoint]) -> None:
         """Refuse a Lightning checkpoint that the first client gives no values for."""
         if self.output is not None and clients:
-            beside_state_dict(clients[0], self.output)
+            clients[0].beside_state_dict(self.output)
 
     def _check_report(self, clients: Any, *, can_run: bool) -> None:
         if self.report is None:

@@ -13,15 +13,14 @@ from fedmerge.checkpoint import check_targets, read_record, write_text
 from fedmerge.errors import FedmergeError, UsageError
 from fedmerge.merging.merge_record import MergeRecord, consistent_record
 from fedmerge.report import Fact, FeatureMaps, Report, Scores, SourceView, check_drawing, render
+from fedmerge.report.plan_figure import has_convolution, plan_picture
 from fedmerge.report.sections import (
     ACCURACY,
     Wishes,
     frontier_points,
     group_views,
-    has_convolution,
     last_metrics,
     method_of,
-    plan_picture,
     predicted_scores,
     rounds_view,
     run_scores,

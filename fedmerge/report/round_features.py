@@ -13,12 +13,11 @@ from torch import nn
 from torch.func import functional_call
 
 from fedmerge.architecture.model_code import ModelCode
-from fedmerge.architecture.tensor_names import model_names
+from fedmerge.architecture.tensor_names import load_checkpoint, model_names
 from fedmerge.checkpoint import Checkpoint
 from fedmerge.errors import ArchitectureError, UsageError
 from fedmerge.federated.federation import placed_array
 from fedmerge.federated.work_dir import MOST_CLIENTS, MatchedLayer, load_layer
-from fedmerge.merging.loading import load_checkpoint
 from fedmerge.merging.merge_record import MergeRecord
 from fedmerge.report import FeatureMaps
 from fedmerge.report.unit_features import (

@@ -13,17 +13,17 @@ from torch import nn
 
 from fedmerge.architecture.from_code import evaluating
 from fedmerge.architecture.model_code import ModelCode
-from fedmerge.architecture.tensor_names import model_names
+from fedmerge.architecture.tensor_names import load_checkpoint, model_names
 from fedmerge.checkpoint import Checkpoint, from_state_dict, read_npy
 from fedmerge.errors import ArchitectureError, CheckpointError, TrainingError, UsageError
 from fedmerge.federated.work_dir import MOST_CLIENTS
-from fedmerge.merging.loading import load_checkpoint
+from fedmerge.merging.methods import average_to_beat
 from fedmerge.merging.options import NO_LEAD
-from fedmerge.merging.result import Merge, average_to_beat
+from fedmerge.merging.result import Merge
 from fedmerge.report import CellPicture, FeatureMaps, UnitRow
-from fedmerge.report.sections import CONVOLUTION, is_convolution
+from fedmerge.report.plan_figure import CONVOLUTION, is_convolution
 from fedmerge.training import Preparation
-from fedmerge.training.samples import open_columns
+from fedmerge.training.data_formats import open_columns
 from fedmerge.user_code import own_code, parameters_of, run_model
 from fedmerge.values.arrays import Array, IntArray
 from fedmerge.values.option_fields import check_options, whole

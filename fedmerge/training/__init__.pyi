@@ -7,18 +7,23 @@ from .client_work import (
     look as look,
     train as train,
 )
-from .inference import ensemble_cost as ensemble_cost, inference_cost as inference_cost
 from .evaluation import (
-    InferenceCost as InferenceCost,
     EnsembleEvaluation as EnsembleEvaluation,
     Evaluation as Evaluation,
+    InferenceCost as InferenceCost,
     evaluate as evaluate,
     evaluate_ensemble as evaluate_ensemble,
     try_model as try_model,
 )
+from .inference import (
+    ensemble_cost as ensemble_cost,
+    inference_cost as inference_cost,
+)
 from .local_training import (
     Trained as Trained,
     array_dtypes as array_dtypes,
+    choose_devices as choose_devices,
+    choose_precision as choose_precision,
     load_arrays as load_arrays,
     read_arrays as read_arrays,
     tied_names as tied_names,
@@ -31,17 +36,10 @@ from .partitions import (
     split_homogeneously as split_homogeneously,
     write_shards as write_shards,
 )
+from .data_formats import FORMATS as FORMATS, Reading as Reading, open_columns as open_columns
 from .samples import (
     Preparation as Preparation,
-    open_columns as open_columns,
     parse_normalize as parse_normalize,
-)
-from .settings import (
-    Stage as Stage,
-    TrainSettings as TrainSettings,
-    choose_devices as choose_devices,
-    choose_precision as choose_precision,
-    default_settings as default_settings,
 )
 from .shards import (
     EVALUATION_KEYS as EVALUATION_KEYS,

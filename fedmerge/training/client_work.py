@@ -12,10 +12,10 @@ import numpy as np
 from torch import nn
 
 from fedmerge.errors import FedmergeError, TrainingError, UserCodeError
+from fedmerge.training.data_formats import Reading
 from fedmerge.training.evaluation import evaluate, try_model
-from fedmerge.training.local_training import load_arrays, train_model
+from fedmerge.training.local_training import limited_threads, load_arrays, train_model
 from fedmerge.training.samples import Preparation
-from fedmerge.training.settings import TrainSettings, limited_threads
 from fedmerge.training.shards import (
     EVALUATION_KEYS,
     SHARD_KEYS,
@@ -27,6 +27,7 @@ from fedmerge.training.shards import (
 from fedmerge.training.tasks import count_classes, find_task
 from fedmerge.user_code import derived_seed, is_handed_over, seeded
 from fedmerge.values.arrays import IntArray
+from fedmerge.values.run_settings import TrainSettings
 from fedmerge.values.wording import Progress
 from fedmerge.values.work import Arrays, JsonObject, Place, WorkResult
 
@@ -53,6 +54,7 @@ class ClientWork:
     preparation: Preparation = field(default_factory=Preparation)
     keeps_class_counts: bool = False  # to itself
     held_out: float = 0.0  # share of its samples that it does not train on
+    reading: Reading = field(default_factory=Reading)
 
     def to_json(self) -> dict[str, Any]:
         """Return the settings of a task."""
@@ -67,7 +69,17 @@ class ClientWork:
             tuple(values["preparation"]["std"]),
             values["preparation"]["channels_last"],
         )
-        own = {"frozen": tuple(values["frozen"]), "training": training, "preparation": preparation}
+        reading = Reading(
+            tuple(values["reading"]["x_keys"]),
+            values["reading"]["y_key"],
+            tuple(values["reading"]["classes"]),
+        )
+        own: dict[str, Any] = {
+            "frozen": tuple(values["frozen"]),
+            "training": training,
+            "preparation": preparation,
+        }
+        own["reading"] = reading
         return ClientWork(**{**values, **own})
 
 
@@ -90,13 +102,14 @@ def look(arrays: Arrays, settings: JsonObject, place: Place) -> WorkResult:
         counts = _try_shard(work, shard, place)
     except FedmergeError as error:
         return _refused(error)
-    inputs, _ = shard.batch(np.arange(1), "cpu")
+    fed, _ = shard.batch(np.arange(1), "cpu")
+    inputs = fed if isinstance(fed, tuple) else (fed,)
     values = {
         "samples": len(shard),
         "class_counts": None if counts is None or work.keeps_class_counts else counts.tolist(),
         "sha256": shard.sha256() if is_handed_over(work.shard) else source_digest(work.shard),
-        "shape": list(inputs.shape),
-        "dtype": str(inputs.dtype).removeprefix("torch."),
+        "shapes": [list(own.shape) for own in inputs],
+        "dtypes": [str(own.dtype).removeprefix("torch.") for own in inputs],
         "stored": str(shard.x.dtype),
     }
     return WorkResult({}, values)
@@ -168,7 +181,14 @@ def _training_parts(work: ClientWork) -> tuple[Shard, Shard | None]:
 
 def work_shard(work: ClientWork, keys: Keys) -> Shard:
     """Return the samples that the work is about."""
-    return read_shard(work.shard, client=work.client, keys=keys, preparation=work.preparation)
+    with seeded(work.training.seed):  # the user's function may draw its views
+        return read_shard(
+            work.shard,
+            client=work.client,
+            keys=keys,
+            preparation=work.preparation,
+            reading=work.reading,
+        )
 
 
 def _built(work: ClientWork, arrays: Arrays, place: Place) -> tuple[nn.Module, frozenset[str]]:

@@ -14,7 +14,7 @@ from torch import nn
 
 from fedmerge.errors import TrainingCodeError, TrainingError
 from fedmerge.private_torch import leaves, map_leaves
-from fedmerge.training.shards import Shard
+from fedmerge.training.shards import Inputs, Shard
 from fedmerge.training.tasks import Classification, LearningTask, count_predictions
 from fedmerge.user_code import evaluating, logits_of, placed, user_code
 from fedmerge.values.arrays import IntArray
@@ -129,12 +129,13 @@ def batches(start: int, stop: int, size: int) -> Iterator[IntArray]:
         yield np.arange(begin, min(begin + size, stop))
 
 
-def call_model(model: nn.Module, x: torch.Tensor) -> Any:
+def call_model(model: nn.Module, x: Inputs) -> Any:
     """Return what the model makes of a batch, or say that it cannot take it."""
-    kind = str(x.dtype).removeprefix("torch.")
-    what = f"the model fails on samples of shape {tuple(x.shape)} and type {kind}"
+    inputs = x if isinstance(x, tuple) else (x,)
+    fed = [f"{tuple(i.shape)} and type {str(i.dtype).removeprefix('torch.')}" for i in inputs]
+    what = f"the model fails on samples of shape {'; '.join(fed)}"
     with user_code(what, of=model, error=TrainingCodeError, hint=_HINT):
-        return model(x)
+        return model(*inputs)
 
 
 def calling_task(task: LearningTask) -> user_code:

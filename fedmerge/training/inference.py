@@ -15,7 +15,7 @@ from torch import nn
 from fedmerge.errors import TrainingCodeError
 from fedmerge.private_torch import CostMode, leaves, storage_address
 from fedmerge.training.evaluation import InferenceCost, call_model
-from fedmerge.training.shards import Shard
+from fedmerge.training.shards import Inputs, Shard
 from fedmerge.user_code import evaluating, placed, state_of
 
 SAMPLES = 1000  # that the time is told for
@@ -31,7 +31,8 @@ def inference_cost(
 
     The time is the median of several runs after one that warms up.
     """
-    x, _ = shard.batch(np.arange(min(batch_size, len(shard))), device)
+    count = min(batch_size, len(shard))
+    x, _ = shard.batch(np.arange(count), device)
     with torch.no_grad(), evaluating(placed(model, device)):
         peak = _peak_bytes(model, x)  # the first run, which also warms up
         seconds: list[float] = []
@@ -39,7 +40,7 @@ def inference_cost(
             seconds.append(_seconds(model, x, device))
     tensors = {storage_address(t): t for t in state_of(model, keep_vars=True).values()}
     return InferenceCost(
-        seconds=statistics.median(seconds) * SAMPLES / len(x),
+        seconds=statistics.median(seconds) * SAMPLES / count,
         parameter_bytes=sum(t.untyped_storage().nbytes() for t in tensors.values()),
         activation_bytes=peak,
     )
@@ -63,7 +64,7 @@ def _goes_on(seconds: Sequence[float]) -> bool:
     return runs < _MOST_RUNS and total < _TOO_LONG and (runs < _FEWEST_RUNS or total < _ENOUGH)
 
 
-def _seconds(model: nn.Module, x: torch.Tensor, device: str) -> float:
+def _seconds(model: nn.Module, x: Inputs, device: str) -> float:
     _wait_for(device)
     started = time.perf_counter()
     call_model(model, x)
@@ -78,7 +79,7 @@ def _wait_for(device: str) -> None:
         getattr(torch, kind).synchronize()
 
 
-def _peak_bytes(model: nn.Module, x: torch.Tensor) -> int | None:
+def _peak_bytes(model: nn.Module, x: Inputs) -> int | None:
     """Return the most bytes of new tensors at once, None where the ops can't be watched."""
     watch = _Watch(model, x)
     try:
@@ -93,10 +94,11 @@ def _peak_bytes(model: nn.Module, x: torch.Tensor) -> int | None:
 class _Watch(CostMode):  # type: ignore[no-untyped-call]
     """Counts the bytes of the tensors that ops make, as long as they are held."""
 
-    def __init__(self, model: nn.Module, x: torch.Tensor) -> None:
+    def __init__(self, model: nn.Module, x: Inputs) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.peak = self._held = 0
-        given = [x, *state_of(model, keep_vars=True).values()]
+        inputs = x if isinstance(x, tuple) else (x,)
+        given = [*inputs, *state_of(model, keep_vars=True).values()]
         self._known = {storage_address(tensor) for tensor in given}
 
     def __torch_dispatch__(

@@ -3,25 +3,19 @@
 from __future__ import annotations
 
 import zipfile
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import IO, Any, TypeAlias, TypeVar
+from typing import IO, Any, TypeAlias
 
 import numpy as np
 import torch
 from numpy.lib import format as npy
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from fedmerge.checkpoint import Rows, open_npz, open_tensors
-from fedmerge.errors import (
-    CheckpointError,
-    TrainingCodeError,
-    TrainingError,
-    UnsafeCheckpointError,
-    UsageError,
-)
+from fedmerge.checkpoint import Rows
+from fedmerge.errors import TrainingCodeError, TrainingError, UsageError
+from fedmerge.training.data_formats import TARGETS, Reading
 from fedmerge.user_code import user_code
 from fedmerge.values.arrays import Array
 from fedmerge.values.option_fields import check_options
@@ -47,22 +41,6 @@ def write_npz(file: IO[bytes], columns: Mapping[str, Column]) -> None:
                     member.write(np.ascontiguousarray(block, column.dtype).tobytes())
 
 
-Columns: TypeAlias = Mapping[str, Callable[[], Rows]]
-_Read = TypeVar("_Read")
-
-_HINT = "a shard holds samples `x` and targets `y`, in .npz, .pt or .safetensors"
-
-
-def open_columns(path: Path) -> Columns:
-    """Return the arrays of a file by name, each read when it is called."""
-    if path.suffix.lower() not in _OPENERS:
-        raise TrainingError(f"{path}: no shard, for its name ends in '{path.suffix}'", _HINT)
-    if not path.is_file():
-        raise TrainingError(f"{path}: no such file")
-    columns = _guarded(lambda: _OPENERS[path.suffix.lower()](path))
-    return {name: partial(_guarded, read) for name, read in columns.items()}
-
-
 def as_array(value: object) -> Array:
     """Return an array or a tensor as numpy, sharing its memory where numpy knows its type."""
     if isinstance(value, torch.Tensor):
@@ -70,29 +48,6 @@ def as_array(value: object) -> Array:
         array: Array = (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy()
         return array
     return np.asarray(value)
-
-
-def _guarded(read: Callable[[], _Read]) -> _Read:
-    """Read, and take what is wrong with a file for what is wrong with a shard."""
-    try:
-        return read()
-    except UnsafeCheckpointError:
-        raise
-    except CheckpointError as error:
-        raise TrainingError(error.problem, error.hint) from error
-
-
-def _open_tensors(path: Path) -> Columns:
-    opened = open_tensors(path)
-    return {name: partial(opened.read, name) for name in opened.tensors}
-
-
-_OPENERS: Mapping[str, Callable[[Path], Columns]] = {
-    ".npz": open_npz,
-    ".pt": _open_tensors,
-    ".pth": _open_tensors,
-    ".safetensors": _open_tensors,
-}
 
 
 BRIGHTEST = 255  # of a byte's pixel
@@ -201,26 +156,27 @@ def is_named(data: Data) -> bool:
     return isinstance(data, str | Path)
 
 
-def arrays_of(data: Data, argument: str) -> dict[str, Array]:
+def arrays_of(data: Data, argument: str, reading: Reading | None = None) -> dict[str, Array]:
     """Return the samples `x` (n, …) of an object, and its targets `y` (n, …) where it has any.
 
-    `argument` is what messages call it.
+    Further inputs are `x.1`, `x.2`, … `argument` is what messages call the object.
     """
+    reading = reading or Reading()
     with user_code(f"`{argument}` can't be read", error=TrainingCodeError):
         if isinstance(data, DataLoader):
-            return _joined([_parts(batch, argument) for batch in data], argument)
+            return _joined([_parts(batch, argument, reading) for batch in data], argument)
         if isinstance(data, Dataset):
-            return _stacked(data, argument)
-        return _parts(data, argument)
+            return _stacked(data, argument, reading)
+        return _parts(data, argument, reading)
 
 
-def _stacked(data: Dataset[Any], argument: str) -> dict[str, Array]:
+def _stacked(data: Dataset[Any], argument: str, reading: Reading) -> dict[str, Array]:
     """Return a data set's samples, one by one."""
     if isinstance(data, IterableDataset) or not hasattr(data, "__len__"):
         samples: Iterable[Any] = iter(data) if hasattr(data, "__iter__") else ()
     else:
         samples = (data[number] for number in range(len(data)))
-    parts = [_parts(sample, argument) for sample in samples]
+    parts = [_parts(sample, argument, reading) for sample in samples]
     rows = [{name: value[None] for name, value in part.items()} for part in parts]
     return _joined(rows, argument)
 
@@ -231,13 +187,34 @@ def _joined(parts: Sequence[Mapping[str, Array]], argument: str) -> dict[str, Ar
     return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
 
-def _parts(value: Any, argument: str) -> dict[str, Array]:
+def _parts(value: Any, argument: str, reading: Reading) -> dict[str, Array]:
     """Return what is x and what is y of a batch, a sample, or all of them."""
-    if isinstance(value, Mapping) and "x" in value:
-        return {name: as_array(value[name]) for name in ("x", "y") if name in value}
+    if isinstance(value, Mapping):
+        return _by_name(value, argument, reading)
     if isinstance(value, tuple | list) and len(value) == 2:
-        return {"x": as_array(value[0]), "y": as_array(value[1])}
+        return {**_numbered(value[0]), "y": as_array(value[1])}
     array = as_array(value)
     if array.dtype.kind not in "fiub":
         raise UsageError(f"`{argument}` is {type(value).__name__}, expected {_EXPECTED}")
     return {"x": array}
+
+
+def _by_name(value: Mapping[Any, Any], argument: str, reading: Reading) -> dict[str, Array]:
+    samples = reading.x_keys or ("x",)
+    if missing := [name for name in samples if name not in value]:
+        raise UsageError(
+            f"`{argument}` has no '{missing[0]}', only {', '.join(map(repr, value))}",
+            "name others with `x_key` and `y_key`",
+        )
+    target = reading.y_key or next((name for name in TARGETS if name in value), "y")
+    parts = _numbered(tuple(value[name] for name in samples))
+    return {**parts, "y": as_array(value[target])} if target in value else parts
+
+
+def _numbered(inputs: Any) -> dict[str, Array]:
+    """Return a model's inputs as x, x.1, …: loaders make lists of tensors of them."""
+    is_listed = isinstance(inputs, list) and all(isinstance(i, torch.Tensor) for i in inputs)
+    if not isinstance(inputs, tuple) and not (is_listed and inputs):
+        return {"x": as_array(inputs)}
+    names = ["x", *(f"x.{number}" for number in range(1, len(inputs)))]
+    return {name: as_array(one) for name, one in zip(names, inputs, strict=True)}

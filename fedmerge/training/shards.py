@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeAlias
 
 import numpy as np
 import torch
+from torch.utils.data import DataLoader, Dataset
 
 from fedmerge.checkpoint import Rows, in_memory
 from fedmerge.errors import TrainingCodeError, TrainingError, UsageError
-from fedmerge.training.samples import Data, Preparation, arrays_of, as_array, is_named, open_columns
+from fedmerge.training.data_formats import Reading, class_numbers, open_columns, read_samples
+from fedmerge.training.samples import Data, Preparation, arrays_of, is_named
 from fedmerge.user_code import find_object, is_reference, user_code
 from fedmerge.values.arrays import Array, IntArray
 from fedmerge.values.wording import listed
@@ -27,6 +29,8 @@ EVALUATION = "evaluation"  # what the evaluation data's owner is called
 EVALUATION_KEYS: Keys = (("x", "y"), ("x_test", "y_test"))
 
 _CHUNK = 1 << 20  # bytes of a file that are read at once
+Inputs: TypeAlias = torch.Tensor | tuple[torch.Tensor, ...]  # several: forward's arguments
+
 MOST_PAIRS = 8  # of clients and shards that a note names
 _TARGETS = {"f": np.float32, "i": np.int64, "u": np.int64, "b": np.int64}  # by numpy's kinds
 
@@ -43,9 +47,15 @@ class Shard:
     y: Array
     preparation: Preparation = field(default_factory=Preparation)
     origin: str = ""  # the file, for messages
+    more: tuple[Rows, ...] = ()  # further inputs (n, …) of the model, such as masks
+    draw: Callable[[], Shard] | None = None  # the user's function gives other views in each epoch
 
     def __post_init__(self) -> None:
         where = self.origin or self.name
+        for rows in self.more:
+            if not rows.ndim or len(rows) != len(self.x):
+                raise TrainingError(f"{where}: inputs are {self.x.shape} and {rows.shape}")
+            self.preparation.check(rows, where)
         if not self.x.ndim or not self.y.ndim or len(self.x) != len(self.y):
             sizes = f"x is {self.x.shape} and y is {self.y.shape}"
             raise TrainingError(f"{where}: {sizes}, expected one target per sample")
@@ -66,7 +76,7 @@ class Shard:
     def sha256(self) -> str:
         """Return the SHA-256 of all samples and targets."""
         content = hashlib.sha256()
-        for array in (self.x[:], self.y):
+        for array in (self.x[:], *(rows[:] for rows in self.more), self.y):
             content.update(f"{array.dtype.str}{array.shape}".encode())
             content.update(np.ascontiguousarray(array).tobytes())
         return content.hexdigest()
@@ -80,7 +90,14 @@ class Shard:
         return self._of_rows(np.sort(order[held:])), self._of_rows(np.sort(order[:held]))
 
     def _of_rows(self, rows: IntArray) -> Shard:
-        return replace(self, x=self.x[rows], y=self.y[rows])
+        draw = self.draw
+        return replace(
+            self,
+            x=self.x[rows],
+            y=self.y[rows],
+            more=tuple(own[rows] for own in self.more),
+            draw=None if draw is None else lambda: draw()._of_rows(rows),
+        )
 
     def extreme_rows(self) -> IntArray:
         """Return the first two rows and those of the smallest and the largest target."""
@@ -90,12 +107,14 @@ class Shard:
         ends = [int(flat.argmin()) // flat.shape[1], int(flat.argmax()) // flat.shape[1]]
         return np.unique([*range(min(2, len(self))), *ends])
 
-    def batch(self, rows: IntArray, device: str) -> tuple[torch.Tensor, torch.Tensor]:
+    def batch(self, rows: IntArray, device: str) -> tuple[Inputs, torch.Tensor]:
         """Return the samples and targets of some rows, as a model and its task take them."""
-        x = self.preparation(self.x[rows])
-        y = self.y[rows].astype(_TARGETS[self.y.dtype.kind], copy=False)
         # Copied into torch's memory: products of unaligned arrays may differ in their last bits.
-        return torch.tensor(x).to(device), torch.tensor(y).to(device)
+        inputs = tuple(
+            torch.tensor(self.preparation(own[rows])).to(device) for own in (self.x, *self.more)
+        )
+        y = self.y[rows].astype(_TARGETS[self.y.dtype.kind], copy=False)
+        return inputs if self.more else inputs[0], torch.tensor(y).to(device)
 
 
 def shard_of(
@@ -125,17 +144,20 @@ def read_shard(
     client: str = "",
     keys: Keys = SHARD_KEYS,
     preparation: Preparation | None = None,
+    reading: Reading | None = None,
 ) -> Shard:
-    """Return the shard of a file, or of the user's own function.
+    """Return the shard of a file or folder, or of the user's own function.
 
     A source `module:function` or `file.py:function` is called with the client's name and returns
-    x and y. `client` is the shard's name; without one, it is the file's stem.
+    x and y, a data set or a loader. `client` is the shard's name; without one, it is the file's
+    stem.
     """
-    text = str(source)
-    x: Rows
-    x, y = _call(text, client) if is_reference(text) else _read(Path(source), keys)
-    name = client or Path(source).stem
-    return Shard(name, x, y, preparation or Preparation(), text)
+    text, reading = str(source), reading or Reading()
+    name, prepared = client or Path(source).stem, preparation or Preparation()
+    if is_reference(text):
+        return _called(text, name, prepared, reading)
+    (x, *more), y = read_samples(Path(source), keys, reading)
+    return Shard(name, x, y, prepared, text, tuple(more))
 
 
 def read_column(path: Path, name: str) -> Array:
@@ -179,39 +201,46 @@ def pair_shards(clients: Sequence[str], paths: Sequence[Path]) -> Pairing:
     )
 
 
-def _read(path: Path, keys: Keys) -> tuple[Rows, Array]:
-    columns = open_columns(path)
-    for samples, targets in keys:
-        if samples in columns and targets in columns:
-            return columns[samples](), in_memory(columns[targets]())
-    expected = " or ".join(f"'{samples}' and '{targets}'" for samples, targets in keys)
-    found = ", ".join(f"'{name}'" for name in columns) or "nothing"
-    raise TrainingError(f"{path}: expected {expected}, found {found}")
+def _called(reference: str, client: str, preparation: Preparation, reading: Reading) -> Shard:
+    """Return the shard that the user's function gives; of a data set, views may differ."""
+    result, arrays = _call(reference, client, reading)
+    more = tuple(array for name, array in arrays.items() if name.startswith("x."))
+    shard = Shard(client, arrays["x"], arrays["y"], preparation, reference, more)
+    if not isinstance(result, Dataset | DataLoader):
+        return shard
+    return replace(shard, draw=lambda: _called(reference, client, preparation, reading))
 
 
-def _call(reference: str, client: str) -> tuple[Array, Array]:
+def _call(reference: str, client: str, reading: Reading) -> tuple[object, dict[str, Array]]:
     load = find_object(reference, what="function that returns x and y")
     if not callable(load):
         raise UsageError(f"'{reference}' is no function", "it is called with the client's name")
     with user_code(f"'{reference}' fails", error=TrainingCodeError):
         result = load(client)
-        if isinstance(result, Mapping) and {"x", "y"} <= set(result):
-            result = (result["x"], result["y"])
-        if not isinstance(result, tuple | list) or len(result) != 2:
-            found = type(result).__name__
-            raise TrainingError(
-                f"'{reference}' returns {found}, expected samples and targets (x, y)"
-            )
-        return as_array(result[0]), as_array(result[1])
+        expected = (tuple, list, Mapping, Dataset, DataLoader)
+        arrays = arrays_of(result, reference, reading) if isinstance(result, expected) else {}
+    if not {"x", "y"} <= set(arrays):
+        found = type(result).__name__
+        raise TrainingError(
+            f"'{reference}' returns {found}, expected samples and targets (x, y)",
+            "or a Dataset or DataLoader of such",
+        )
+    arrays["y"] = class_numbers(arrays["y"], reading.classes, reference)
+    return result, arrays
 
 
 def source_digest(source: str) -> str:
-    """Return the SHA-256 of a file's bytes, or of a reference's text."""
+    """Return the SHA-256 of a file's bytes, of all files of a folder, or of a reference's text."""
     content = hashlib.sha256()
     if is_reference(source):
         content.update(source.encode())
         return content.hexdigest()
-    with Path(source).open("rb") as file:
+    path = Path(source)
+    if path.is_dir():
+        for inner in sorted(one for one in path.rglob("*") if one.is_file()):
+            content.update(f"{inner.relative_to(path)}:{source_digest(str(inner))}\n".encode())
+        return content.hexdigest()
+    with path.open("rb") as file:
         while chunk := file.read(_CHUNK):
             content.update(chunk)
     return content.hexdigest()

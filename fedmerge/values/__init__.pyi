@@ -4,8 +4,15 @@ from .arrays import (
     FloatArray as FloatArray,
     IntArray as IntArray,
 )
-from .clients import Client as Client, Program as Program, TensorInfo as TensorInfo
-from .nesting import possible_outers as possible_outers, with_inside as with_inside
+from .clients import (
+    Client as Client,
+    Program as Program,
+    TensorInfo as TensorInfo,
+)
+from .nesting import (
+    possible_outers as possible_outers,
+    with_inside as with_inside,
+)
 from .plans import (
     OUTPUT as OUTPUT,
     Assignment as Assignment,
@@ -27,6 +34,11 @@ from .plans import (
     replace_groups as replace_groups,
     terms as terms,
     unit_positions as unit_positions,
+)
+from .run_settings import (
+    Stage as Stage,
+    TrainSettings as TrainSettings,
+    default_settings as default_settings,
 )
 from .wording import (
     AVERAGE as AVERAGE,

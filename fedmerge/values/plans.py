@@ -359,6 +359,10 @@ class Plan:
     architecture: str = ""
     notes: tuple[str, ...] = field(default=())
 
+    def __repr__(self) -> str:
+        net = self.architecture or "a net"
+        return f"<Plan of {net}, groups: {len(self.groups)}, tensors: {len(self.tensors)}>"
+
     @property
     def is_recurrent(self) -> bool:
         """Whether any tensor is fed by the previous step's state."""

@@ -173,3 +173,88 @@ def test_half_precision_stays_half(tmp_path: Path) -> None:
 
 def _halve(folder: Path) -> None:
     loaded(folder).to(torch.float16).save_pretrained(folder)
+
+
+def resaved(family: str, folder: Path, **settings: Any) -> Path:
+    """Save a family's model of other settings, and return its folder."""
+    own = FAMILIES[family]
+    return saved(replace(own, settings={**own.settings, **settings}), folder, seed=3)
+
+
+@pytest.mark.parametrize(
+    ("family", "settings", "says"),
+    [
+        ("BERT", {"vocab_size": 50}, "their config.json say vocab_size 41 and 50"),
+        ("Llama, untied", {"tie_word_embeddings": True}, "tie_word_embeddings False and True"),
+    ],
+    ids=["vocabulary", "tied"],
+)
+def test_configs_that_do_not_fit_are_told(
+    tmp_path: Path, cli: Cli, family: str, settings: dict[str, Any], says: str
+) -> None:
+    one = saved(FAMILIES[family], tmp_path / "one", seed=1)
+    other = resaved(family, tmp_path / "other", **settings)
+    out = tmp_path / "merged"
+    cli.refused("match", one, other, "-o", out, "--set", "probe=none", code=3, says=[says])
+    assert not out.exists()
+
+
+def test_folders_of_the_hubs_cache_are_called_by_their_models(tmp_path: Path, cli: Cli) -> None:
+    folders = []
+    for seed, name in enumerate(("one", "two")):
+        saved(FAMILIES["BERT"], tmp_path / "plain" / name, seed=seed)
+        cache = tmp_path / f"models--me--{name}"
+        snapshot = cache / "snapshots" / "0123abcd"
+        snapshot.mkdir(parents=True)
+        (cache / "blobs").mkdir()
+        for file in (tmp_path / "plain" / name).iterdir():
+            blob = cache / "blobs" / f"{name}-{file.name}"
+            file.rename(blob)
+            (snapshot / file.name).symlink_to(Path("../../blobs") / blob.name)
+        folders.append(snapshot)
+    out = tmp_path / "merged"
+    done = cli.done("match", *folders, "-o", out, "--set", "probe=none", "--max-growth", "1")
+    assert "2 clients (one, two)" in done.out
+    assert not any(file.is_symlink() for file in out.iterdir())
+    assert "recomputed from its 2 clients: equal" in cli.done("verify", out, *folders).out
+
+
+def test_inspect_says_what_folders_are_merged_by(tmp_path: Path, cli: Cli) -> None:
+    folder = saved(FAMILIES["BERT"], tmp_path / "a folder", seed=1)
+    told = cli.done("inspect", folder).out
+    assert "not mergeable from names alone" in told
+    assert f"which merges go by: fedmerge plan '{folder}'" in told
+
+
+def test_a_hub_folder_may_be_the_base(tmp_path: Path, cli: Cli) -> None:
+    base = saved(FAMILIES["Llama, tied"], tmp_path / "base", seed=1)
+    one, two = (nudged(base, tmp_path / name, seed=k) for k, name in enumerate(("one", "two")))
+    out = tmp_path / "merged"
+    done = cli.done("match", one, two, "--base", base, "-o", out, "--json").json
+    assert done["base"]["missing"] == []
+    assert done["quality"]["chosen"] == "base + 1 × mean change"
+    inputs = inputs_of(one)
+    assert outputs(out, inputs).isfinite().all()
+    checked = cli.done("verify", out, one, two, "--base", base)
+    assert "agree with the record" in checked.out
+    other = saved(FAMILIES["Llama, tied"], tmp_path / "other", seed=9)
+    cli.refused(
+        *("match", one, two, "--base", other, "-o", tmp_path / "no"),
+        code=3,
+        says=["one is no fine-tune of other"],
+    )
+
+
+def test_experts_are_averaged_but_not_matched(tmp_path: Path, cli: Cli) -> None:
+    settings = {"num_local_experts": 2, "hidden_size": 16, "intermediate_size": 24}
+    settings |= {"num_attention_heads": 2, "num_key_value_heads": 2, "num_hidden_layers": 1}
+    family = Family("MixtralForCausalLM", "MixtralConfig", {**settings, "vocab_size": 41}, ())
+    base = saved(family, tmp_path / "base", seed=1)
+    one, two = (nudged(base, tmp_path / name, seed=k) for k, name in enumerate(("one", "two")))
+    out = tmp_path / "merged"
+    says = ["of several tensors of the file", "--method average"]
+    cli.refused("match", one, two, "-o", out, code=3, says=says)
+    cli.done("match", one, two, "--base", base, "--method", "average", "-o", out)
+    tokens = {"input_ids": torch.arange(12).reshape(2, 6)}
+    found, start = outputs(out, tokens), outputs(base, tokens)
+    assert 0 < (found - start).abs().max() < (outputs(one, tokens) - start).abs().max()

@@ -92,6 +92,22 @@ def test_a_merged_file_goes_on_from_its_own_units(scene: Scene, cli: Cli) -> Non
         assert [group["client_widths"] for group in record["groups"]] == [[6] * 3, [5] * 3]
 
 
+def test_averages_go_on_from_what_match_makes_of_checkpoints(scene: Scene, cli: Cli) -> None:
+    words = ("--method", "fedavg", "--rounds", 2, "--set", "init=matched", "--json")
+    for probes in ((), ("--set", f"probe_data={scene.data}")):
+        command = scene.command(f"{len(probes)}.pt", "--data", scene.data, *words, *probes)
+        result = cli.done(*command).json
+        assert [entry["epochs"] for entry in result["rounds"]] == [0, 1]
+        record = record_of(scene.folder / f"{len(probes)}.pt")
+        assert record["retrain"]["options"]["init"] == "matched"
+        assert record["probes"]["data"] == (scene.data.name if probes else None)
+        cli.done("verify", scene.folder / f"{len(probes)}.pt")
+    cli.done(*command, "--resume")
+    other = (*command[:-1], f"probe_data={scene.folder / 'shards' / 'a.npz'}", "--resume")
+    says = ["holds another run: the inputs of --set init=matched are others"]
+    cli.refused(*other, code=2, says=says)
+
+
 def test_a_trained_file_is_verified_without_computing_it_again(scene: Scene, cli: Cli) -> None:
     output = scene.folder / "g.pt"
     cli.done(*scene.command("g.pt"))

@@ -144,6 +144,11 @@ def test_an_option_that_would_say_nothing_is_refused(
 def test_an_option_of_fresh_clients_is_refused_beside_checkpoints(scene: Scene, cli: Cli) -> None:
     says = ["--set init is for clients that start without checkpoints only"]
     cli.refused(*scene.command("g.pt", "--set", "init=shared"), code=2, says=says)
+    says = ["--set probe_data is for --set init=matched only"]
+    probes = ("--set", f"probe_data={scene.data}")
+    cli.refused(*scene.command("g.pt", *probes), code=2, says=says)
+    says = ["--set init=matched is for methods that average"]
+    cli.refused(*scene.command("g.pt", "--set", "init=matched"), code=2, says=says)
     cli.done(*scene.command("g.pt", "--set", "init=shared", clients=[]))
 
 

@@ -138,6 +138,26 @@ def test_a_process_whose_code_exits_with_0_does_not(trouble: Trouble) -> None:
     assert "SystemExit: 0" in error_lines(outcome.err)[0]
 
 
+@pytest.mark.parametrize("who", ["a handler", "a thread"])
+def test_what_else_runs_in_a_process_does_not_end_it(who: str, trouble: Trouble) -> None:
+    trouble.is_at("forward", f"{who} that exits")
+    outcome = process(trouble.command("eval"))
+    assert (outcome.code, outcome.out) == (1, "")
+    assert outcome.err.startswith("error: ")
+    assert "ValueError: no" in outcome.err.splitlines()[0]
+
+
+def test_a_model_that_changes_the_folder_is_merged_from_relative_paths(
+    trouble: Trouble, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trouble.is_at("forward", "another folder")
+    monkeypatch.chdir(trouble.folder)
+    command = trouble.command("match")
+    outcome = process([Path(word).name if word.endswith(".pt") else word for word in command])
+    assert outcome.code == 0, outcome.err
+    assert list(trouble.folder.glob("*.pt"))
+
+
 ROUNDS = """
 import sys
 from pathlib import Path
@@ -237,7 +257,7 @@ OURS = {  # functions that the user's code is around, or that once hid behind it
     "plan": "fedmerge.architecture.from_code.tracing._apply",
     "match": "fedmerge.merging.by_probes.probe_clients",
     "eval": "fedmerge.training.shards.Shard.batch",
-    "compare": "fedmerge.probes.responses.readings",
+    "compare": "fedmerge.probes.probe_inputs.readings",
     "retrain": "fedmerge.training.local_training._batches",
     "frontier": "fedmerge.merging.frontier.matched_candidates",
     "export": "fedmerge.merging.onnx_export.tensors_in",

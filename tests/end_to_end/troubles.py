@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 CODE = """
-import builtins, sys, time
+import atexit, builtins, os, sys, threading, time
 from pathlib import Path
 
 import numpy as np
@@ -47,6 +47,15 @@ def fail(what):
         torch.ones(2, 3) @ torch.ones(2, 3)
     elif what == "printed":
         print("a line of the user's code")
+    elif what == "a handler that exits":
+        atexit.register(lambda: os._exit(0))
+        raise ValueError("no")
+    elif what == "a thread that exits":
+        threading.Thread(target=os._exit, args=[0]).start()
+        time.sleep(0.2)
+        raise ValueError("no")
+    elif what == "another folder":
+        os.chdir("/")
     elif what == "sleep":
         print("asleep", file=sys.stderr, flush=True)
         time.sleep(60)

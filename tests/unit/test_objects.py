@@ -276,3 +276,12 @@ def test_progress_shows_in_a_notebook_and_nowhere_else(monkeypatch: pytest.Monke
         sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: SimpleNamespace())
     )
     assert default_progress() is silent  # a terminal's IPython
+
+
+def test_what_the_api_returns_is_said_in_one_line() -> None:
+    clients = [nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)) for _ in range(2)]
+    data = torch.randn(30, 4), torch.arange(30) % 3
+    assert repr(fedmerge.plan(clients[:1])) == "<Plan of Sequential, groups: 1, tensors: 4>"
+    found = fedmerge.compare(clients, data, model=clients[0], is_matched=False)
+    said = f"<Comparison of {len(found.rows)} models on 30 samples: the best client is "
+    assert repr(found) == f"{said}{found.best_client}>"

@@ -1,4 +1,11 @@
-from .branch_search import Way as Way, Ways as Ways, ways_of as ways_of
+from .branch_search import (
+    Way as Way,
+    Ways as Ways,
+    ways_of as ways_of,
+)
+from .growth_probe import (
+    probe_growth as probe_growth,
+)
 from .labels import (
     Fixed as Fixed,
     Label as Label,
@@ -9,8 +16,8 @@ from .labels import (
     product as product,
 )
 from .module_plan import (
-    WHY_UNTRIED as WHY_UNTRIED,
     WHY_UNSOLVED as WHY_UNSOLVED,
+    WHY_UNTRIED as WHY_UNTRIED,
     fix_widths as fix_widths,
     freed_untried as freed_untried,
     held_untried as held_untried,
@@ -21,11 +28,14 @@ from .module_plan import (
 from .modules import (
     deduce_inputs as deduce_inputs,
     evaluating as evaluating,
-    float_tensors as float_tensors,
     exported_inputs as exported_inputs,
+    float_tensors as float_tensors,
     load_factory as load_factory,
 )
-from .program_budget import Budget as Budget, BudgetError as BudgetError
+from .program_budget import (
+    Budget as Budget,
+    BudgetError as BudgetError,
+)
 from .programs import (
     ExportedProgram as ExportedProgram,
     known_names as known_names,
@@ -37,9 +47,11 @@ from .soundness import (
     lowest_precision as lowest_precision,
     permuted as permuted,
     pin_misfits as pin_misfits,
-    probe_growth as probe_growth,
     random_moves as random_moves,
     run as run,
     verify_plan as verify_plan,
 )
-from .tracing import Walked as Walked, walk_model as walk_model
+from .tracing import (
+    Walked as Walked,
+    walk_model as walk_model,
+)

@@ -20,13 +20,14 @@ from fedmerge.architecture.from_code.branches import (
     OTHER_DATA,
     Answers,
     Departure,
-    Dependence,
     Key,
     Kind,
     Leaving,
+    Telling,
     answering,
     watched,
 )
+from fedmerge.architecture.from_code.dependence import Dependence
 from fedmerge.architecture.from_code.dispatch import (
     EagerMode,
     eagerly,
@@ -34,11 +35,12 @@ from fedmerge.architecture.from_code.dispatch import (
     plain_kernels,
     taking,
 )
+from fedmerge.architecture.from_code.followed_numbers import Globals
 from fedmerge.architecture.from_code.modules import StatePairs, looking_copy
 from fedmerge.errors import ArchitectureError, UntoldError, UserCodeError
 from fedmerge.private_torch import leaves, map_tensors
 from fedmerge.tracebacks import last_line
-from fedmerge.user_code import StopRun, state_of
+from fedmerge.user_code import StopRun, run_model, state_of
 
 Inputs: TypeAlias = tuple[Any, ...]
 Outcome: TypeAlias = tuple[Key, Any]  # what was told where
@@ -61,8 +63,8 @@ class Run:
     forced: Answers
     departures: tuple[Departure, ...]
     sketch: int
-    flow: int  # a sketch without whole numbers
     ops: int
+    unseen: Mapping[str, str] = field(default_factory=dict)  # where numbers get out of sight → how
 
     @property
     def outcomes(self) -> frozenset[Outcome]:
@@ -88,6 +90,7 @@ class Search:
     failures: dict[Outcome, str] = field(default_factory=dict)
     ends: set[Outcome] = field(default_factory=set)  # outcomes that lines of code refuse
     tried: set[tuple[int, Outcome]] = field(default_factory=set)  # from which run
+    modules: dict[int, Globals] = field(default_factory=dict)  # of the user's, that ask for numbers
 
     def look(self, inputs: Inputs) -> None:
         """Look for all that the module may do, on inputs like these."""
@@ -106,15 +109,23 @@ class Search:
 
     def run(self, inputs: Inputs, forced: Answers, *, is_sketched: bool = True) -> Run:
         """Run the module on inputs, told some values."""
+        while True:
+            found = self._run(inputs, forced, is_sketched=is_sketched)
+            if self._ops.asking.keys() <= self.modules.keys():
+                return found
+            self.modules |= self._ops.asking
+
+    def _run(self, inputs: Inputs, forced: Answers, *, is_sketched: bool) -> Run:
+        """Run the module once, with numbers followed in the modules that are known to ask."""
         given = map_tensors(torch.clone, inputs)
         tensors = [leaf for leaf in leaves(given) if isinstance(leaf, Tensor)]
         weights = state_of(self.module, keep_vars=True)
         seen = Dependence(tensors, weights, most_ops=self.most_ops, is_sketched=is_sketched)
-        self._ops = Leaving(forced, seen)
+        self._ops = Leaving(Telling(forced, tuple(self.modules.values())), seen)
         with torch.no_grad(), plain_kernels(), taking(self.branch):
             watched(self.module, given, self._ops)
-        sketch, flow = (hash(tuple(told)) for told in (seen.sketch, seen.flow))
-        return Run(inputs, forced, tuple(self._ops.departures), sketch, flow, seen.ops)
+        ops, sketch = self._ops, hash(tuple(seen.sketch))
+        return Run(inputs, forced, tuple(ops.departures), sketch, seen.ops, ops.unseen)
 
     def _try(self, inputs: Inputs, forced: Answers) -> list[Key]:
         """Run the module, if it does run so, and return which of the values it asked for.
@@ -152,23 +163,32 @@ class Search:
             if turned := {key: told for key, told in turns if attempts[key, told] < ATTEMPTS}:
                 return number, turned
         for number in range(len(self.runs)):
-            for told in self._turns(number, "number", "array", "shape"):
-                if not attempts[told]:
-                    return number, dict([told])
+            untried = [told for told in self._values(number) if not attempts[told[1]]]
+            if untried:  # at once what comes first of each: numbers that belong together agree
+                return number, dict(told for place, told in untried if place == untried[0][0])
         if len({run.sketch for run in self.runs}) >= MOST_WAYS:
             return None
         every = ((k, told) for k in range(len(self.runs)) for told in self._turns(k, "truth"))
         return next(((k, dict([told])) for k, told in every), None)
 
-    def _turns(self, number: int, *kinds: Kind) -> Iterator[Outcome]:
+    def _turns(self, number: int, kind: Kind) -> Iterator[Outcome]:
         """Yield all that was not tried yet in place of what a run was told."""
+        return (told for _, told in self._untried(number, kind))
+
+    def _values(self, number: int) -> Iterator[tuple[Any, Outcome]]:
+        """Yield the same of all but truths, each with its place among the answers of its kind."""
+        for kind in _ANSWERS:
+            if kind != "truth":
+                yield from (((kind, k), told) for k, told in self._untried(number, kind))
+
+    def _untried(self, number: int, kind: Kind) -> Iterator[tuple[int, Outcome]]:
         run = self.runs[number]
         for departure in run.departures:
-            if departure.kind in kinds and departure.key not in run.forced:
-                for answer in _others(departure):
+            if departure.kind == kind and departure.key not in run.forced:
+                for place, answer in enumerate(_others(departure)):
                     told = (departure.key, answer)
                     if (number, told) not in self.tried and _line_of(told) not in self.ends:
-                        yield told
+                        yield place, told
 
     @property
     def needed(self) -> dict[Outcome, str]:
@@ -182,10 +202,22 @@ class Search:
         }
 
     @property
-    def opaque(self) -> str:
-        """Where something leaves whose every value can't be tried."""
-        departures = (d for run in self.runs for d in run.departures)
-        return next((d.where for d in departures if d.kind != "truth"), "")
+    def unseen(self) -> tuple[str, str]:
+        """Where a number gets out of sight, and how; or nothing."""
+        places = (place for run in self.runs for place in run.unseen.items())
+        return next(places, ("", ""))
+
+    def told(self, run: Run) -> Telling | None:
+        """Return what makes another run go the way of a run, if that depends on anything."""
+        if not run.departures:
+            return None
+        return Telling(run.answers, tuple(self.modules.values()))
+
+    @property
+    def is_following(self) -> bool:
+        """Whether numbers of data were on their way when the last run ended."""
+        seen = self._ops.dependence
+        return seen is not None and seen.has_left
 
     @property
     def chosen(self) -> list[Run]:
@@ -228,7 +260,6 @@ _ANSWERS: Mapping[Kind, Callable[[Any], Sequence[Any]]] = {
     "number": _numbers,
     "shape": lambda _: (0, 1),
     "array": lambda _: tuple(OTHER_DATA),
-    "text": lambda _: (),
 }
 
 
@@ -309,7 +340,7 @@ class Way:
     """One way through a model: inputs, and what it is told where it asks."""
 
     inputs: Inputs
-    answers: Answers = field(default_factory=dict)
+    told: Telling | None = None
     branch: bool | None = None  # that every `torch.cond` takes
     is_graph: bool = False  # whether there are higher-order ops
     outcomes: frozenset[Outcome] = frozenset()
@@ -318,7 +349,7 @@ class Way:
     def taken(self) -> Iterator[None]:
         """Let models go this way for a while; higher-order ops run as plain calls."""
         with ExitStack() as stack:
-            stack.enter_context(answering(self.answers))
+            stack.enter_context(answering(self.told))
             if self.is_graph:
                 for context in (eagerly(), taking(self.branch), EagerMode()):
                     stack.enter_context(context)
@@ -332,8 +363,7 @@ class Ways:
     all: tuple[Way, ...]
     decisions: Mapping[Outcome, str] = field(default_factory=dict)  # that count → where they fall
     failures: Mapping[Outcome, str] = field(default_factory=dict)  # why some can't be tried
-    opaque: str = ""  # where something leaves whose every value can't be tried
-    flows: int = 1  # how many different things were seen to be computed
+    unseen: tuple[str, str] = ("", "")  # where a number gets out of sight, and how
 
     def follow(self, check: Callable[[Inputs], None]) -> None:
         """Check something on every way, and refuse a model that can also go others.
@@ -364,41 +394,70 @@ class Ways:
     @property
     def notes(self) -> tuple[str, ...]:
         """What can't be known of what was found."""
-        if not self.opaque:
+        where, how = self.unseen
+        if not where:
             return ()
-        where = Path(self.opaque).name
-        if self.flows == 1:  # a factor, or a message; or a decision that no value tried has changed
-            return (
-                f"the model takes numbers out of its data ({where}), and what it does with them "
-                "can't be seen: the plan holds for all those that were tried",
-            )
         return (
-            f"the model decides by numbers that depend on its data ({where}): the "
-            f"plan holds on the {len(self.all)} ways through it that were found",
+            f"taken on trust (`numbers`): a number from the model's data {how} "
+            f"({Path(where).name}); the plan holds for all that were tried",
         )
 
 
-def ways_of(model: nn.Module, inputs: Inputs, *, state: StatePairs = ()) -> Ways:
-    """Return the ways through a model; those of `torch.cond` go with all conditions alike."""
+def ways_of(
+    model: nn.Module, inputs: Inputs, *, state: StatePairs = (), trusts_numbers: bool = False
+) -> Ways:
+    """Return the ways through a model; those of `torch.cond` go with all conditions alike.
+
+    A model that takes numbers out of its data, and uses them where that can't be followed, is
+    refused unless it is trusted.
+    """
     module = looking_copy(model)
+    first = Search(module, state)
     try:
         with noting() as met:
-            first = Search(module, state).run(inputs, {}, is_sketched=False)
-    except UserCodeError:  # whoever runs it next says so
-        return Ways((Way(inputs),))
-    if not met and not first.departures:
+            run = first.run(inputs, {}, is_sketched=False)
+    except UserCodeError as error:
+        if first.is_following and _runs(module, inputs):
+            raise _unseen(
+                "", f"can't be followed: {last_line(error.__cause__ or error)}"
+            ) from error
+        return Ways((Way(inputs),))  # whoever runs it next says why it fails
+    if not met and not run.departures and not run.unseen:
         return Ways((Way(inputs),))
     searches = [Search(module, state, b) for b in ((True, False) if "cond" in met else (None,))]
     for search in searches:
         search.look(inputs)
+    unseen = next((search.unseen for search in searches if any(search.unseen)), ("", ""))
+    if any(unseen) and not trusts_numbers:
+        raise _unseen(*unseen)
     return Ways(
         tuple(
-            Way(run.inputs, run.answers, search.branch, bool(met), run.outcomes)
+            Way(run.inputs, search.told(run), search.branch, bool(met), run.outcomes)
             for search in searches
             for run in search.chosen
         ),
         {outcome: where for search in searches for outcome, where in search.needed.items()},
         {outcome: why for search in searches for outcome, why in search.failures.items()},
-        next((search.opaque for search in searches if search.opaque), ""),
-        max(len({run.flow for run in search.runs}) for search in searches),
+        unseen,
+    )
+
+
+def _runs(module: nn.Module, inputs: Inputs) -> bool:
+    """Return whether a model runs if nobody looks."""
+    try:
+        with torch.no_grad():
+            run_model(module, map_tensors(torch.clone, inputs))
+    except UserCodeError:
+        return False
+    return True
+
+
+def _unseen(where: str, how: str) -> ArchitectureError:
+    """Return the refusal of a number whose use can't be followed."""
+    place = f" ({where})" if where else ""
+    return ArchitectureError(
+        f"the model takes a number out of its data that {how}{place}: whether it decides there "
+        "what units are used for can't be seen",
+        "keep it in tensors (`torch.where`), or compare it before that; if it decides nothing "
+        "about units, say so with `numbers=trusted`",
     )

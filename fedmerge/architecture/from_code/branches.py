@@ -1,17 +1,12 @@
-"""Branches on data: which values depend on inputs, and where they leave for Python."""
+"""Branches on data: where values leave a model for Python, and what Python is told."""
 
 from __future__ import annotations
 
-import hashlib
-import os
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
-from itertools import islice
-from pathlib import Path
+from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any, Literal, TypeAlias
 
@@ -19,132 +14,39 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from fedmerge.architecture.from_code.dispatch import EagerMode, eagerly
-from fedmerge.architecture.from_code.trace import storage_of, tensors_in
-from fedmerge.private_torch import leaves, schema_of, uncompiled
-from fedmerge.tracebacks import shown_line
-from fedmerge.user_code import StopRun, own_code, run_model
-
-_SHAPES_ONLY = frozenset(  # ops that look at a tensor's shape alone
-    f"aten::{name}"
-    for name in (
-        *("empty_like", "full_like", "ones_like", "zeros_like", "rand_like", "randn_like"),
-        *("new_empty", "new_empty_strided", "new_full", "new_ones", "new_zeros"),
-    )
+from fedmerge.architecture.from_code.callers import (
+    are_counted,
+    asking,
+    is_called_by,
+    is_filter,
+    line_of,
+    plain_locals,
+    position,
+    users_frames,
 )
-_LENGTHS_ONLY = {  # ops whose second result looks at their second argument alone
-    "aten::_pack_padded_sequence": 1,
-    "aten::_pad_packed_sequence": 1,
-}
-_MOST_HASHED = 1 << 16  # numbers of a constant that the sketch knows by their values
+from fedmerge.architecture.from_code.dependence import Dependence, DynamicSizes
+from fedmerge.architecture.from_code.dispatch import EagerMode, eagerly
+from fedmerge.architecture.from_code.followed_numbers import (
+    Globals,
+    followed,
+    following,
+    has_integers,
+    plain,
+    telling,
+)
+from fedmerge.architecture.from_code.trace import tensors_in
+from fedmerge.private_torch import schema_of, uncompiled
+from fedmerge.user_code import own_code, run_model
 
-
-class Dependence:
-    """Follows what depends on some tensors; their storages are the keys, and are kept alive.
-
-    Two runs with the same sketch did the same with other numbers: the same ops, on the same
-    weights and constants, with the same whole numbers as arguments.
-    """
-
-    def __init__(
-        self,
-        inputs: Sequence[Tensor],
-        weights: Mapping[str, Tensor],
-        *,
-        most_ops: int | None,
-        is_sketched: bool,
-    ) -> None:
-        self.sketch: list[Any] = []
-        self.flow: list[Any] = []  # the same without whole numbers
-        self.ops = 0
-        self._most_ops, self._is_sketched = most_ops, is_sketched
-        self._kept: list[Tensor] = [*inputs, *weights.values()]
-        self._names = {storage_of(tensor): name for name, tensor in weights.items()}
-        self._depends = {storage_of(tensor) for tensor in self._kept}
-        self._known = set(self._depends)
-        self.has_left = False  # whether Python has values that depend, and may bring them back
-
-    def see(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> bool:
-        """Take note of an op, and return whether what it gives depends on the tensors."""
-        self.ops += 1
-        if self._most_ops is not None and self.ops > self._most_ops:
-            raise StopRun("it takes no end")
-        given = [*args, *kwargs.values()]
-        tensors = tensors_in(given)
-        sources = tuple(self._sources(tensors))
-        if self._is_sketched:
-            self.flow.append((str(func), *sources))
-            self.sketch.append((self.flow[-1], *_whole_numbers(given)))
-        depends = any(storage_of(tensor) in self._depends for tensor in tensors)
-        depends = depends or (self.has_left and not tensors)
-        name = schema_of(func).name
-        made = [*tensors_in(result), *_written(func, args, kwargs)]
-        if name in _LENGTHS_ONLY:
-            lengths = args[_LENGTHS_ONLY[name]]
-            self._keep([made.pop()], storage_of(lengths) in self._depends)
-        self._keep(made, depends and name not in _SHAPES_ONLY)
-        return depends
-
-    def is_part(self, tensor: Tensor) -> bool:
-        """Return whether a tensor depends on the tensors."""
-        self.flow.append(tuple(self._sources([tensor])))
-        return storage_of(tensor) in self._depends
-
-    def _keep(self, tensors: Sequence[Tensor], depends: bool) -> None:
-        for tensor in tensors:
-            storage = storage_of(tensor)
-            self._known.add(storage)
-            self._kept.append(tensor)
-            if depends:
-                self._depends.add(storage)
-
-    def _sources(self, tensors: Sequence[Tensor]) -> Iterator[Any]:
-        """Yield the weights and constants among tensors, these by their values."""
-        for tensor in tensors:
-            storage = storage_of(tensor)
-            if storage in self._names:
-                yield self._names[storage]
-            if storage not in self._known:
-                self._keep([tensor], self.has_left)
-                yield _fingerprint(tensor) if self._is_sketched else None
-
-
-def _fingerprint(tensor: Tensor) -> Any:
-    if tensor.numel() > _MOST_HASHED or storage_of(tensor) == id(tensor):
-        return tuple(tensor.shape)
-    values = tensor.detach().to("cpu").contiguous().view(-1)
-    return tuple(tensor.shape), hashlib.sha256(repr(values.tolist()).encode()).hexdigest()
-
-
-def _whole_numbers(given: Sequence[Any]) -> Iterator[Any]:
-    """Yield arguments that say what is done; a factor or a bound says only how much."""
-    for value in leaves(given):
-        if not isinstance(value, Tensor | float | complex):
-            yield repr(value)
-
-
-def _written(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Tensor]:
-    """Return the tensors that an op changes in place."""
-    if not schema_of(func).is_mutable:
-        return []
-    named = zip(schema_of(func).arguments, args, strict=False)
-    written = [value for own, value in named if own.alias_info and own.alias_info.is_write]
-    return tensors_in([*written, *(kwargs[name] for name in ("out",) if name in kwargs)])
-
-
-Kind: TypeAlias = Literal["truth", "number", "shape", "array", "text"]
+Kind: TypeAlias = Literal["truth", "number", "shape", "array"]
 Key: TypeAlias = tuple[Any, ...]  # the steps to a departure, the op, and how often it was there
 Answers: TypeAlias = Mapping[Key, Any]
 
-_NOT_USERS = (
-    f"{Path(__file__).parents[2]}{os.sep}",  # fedmerge's
-    f"{Path(torch.__file__).parent}{os.sep}",
-    "<frozen",  # Python's
-)
-_INSTRUCTION = 2  # bytes
-_ARRAYS = frozenset({"numpy", "tolist", "__array__", "__dlpack__", "__reduce_ex__"})
+_SIZES = frozenset({"size", "numel", "nelement", "__len__", "__get__"})
+_NUMBERS = frozenset({"__int__", "__float__", "__index__", "__complex__"})
+_ARRAYS = frozenset({"numpy", "__array__", "__dlpack__", "__reduce_ex__"})
 _TEXTS = frozenset({"__repr__", "__str__", "__format__"})
-_answers: ContextVar[Answers] = ContextVar("_answers", default={})  # noqa: B039 (never changed)
+_TURNS = frozenset({"unbind", "__iter__", "tolist"})
 
 
 @dataclass(frozen=True)
@@ -158,6 +60,14 @@ class Departure:
 
 
 @dataclass(frozen=True)
+class Telling:
+    """What models are told, and the modules of the user's in which numbers are followed."""
+
+    answers: Answers = field(default_factory=dict)
+    modules: tuple[Globals, ...] = ()
+
+
+@dataclass(frozen=True)
 class Ran:
     """What a run gave, and what the truths were by nature that Python was told otherwise."""
 
@@ -165,43 +75,56 @@ class Ran:
     truths: tuple[bool, ...]
 
 
+_telling: ContextVar[Telling | None] = ContextVar("_telling", default=None)
+_numbered: ContextVar[bool] = ContextVar("_numbered", default=False)
+
+
 @contextmanager
-def answering(answers: Answers) -> Iterator[None]:
-    """Let models be told these values in `run_forward`."""
-    token = _answers.set(answers)
+def answering(told: Telling | None) -> Iterator[None]:
+    """Let models be told these values in `run_forward`; None: nobody looks what they ask for."""
+    token = _telling.set(told)
     try:
         yield
     finally:
-        _answers.reset(token)
+        _telling.reset(token)
+
+
+def is_numbered() -> bool:
+    """Return whether the function of torch's that runs was given a whole number out of data."""
+    return _numbered.get()
 
 
 def run_forward(module: nn.Module, inputs: Sequence[Any], *, hint: str = "") -> Ran:
     """Run a model; where it asks for values, it is told what `answering` says."""
-    answers = _answers.get()
-    if not answers:
+    told = _telling.get()
+    if told is None:
         return Ran(run_model(module, inputs, hint=hint), ())
-    ops = Leaving(answers)
+    ops = Leaving(told)
     outputs = watched(module, inputs, ops, hint=hint)
     return Ran(outputs, tuple(ops.truths))
 
 
 def watched(module: nn.Module, inputs: Sequence[Any], ops: Leaving, *, hint: str = "") -> Any:
     """Run a model under the eyes of a mode."""
-    with eagerly(), ops, _Functions(ops):
+    with eagerly(), following(ops.told.modules), telling(ops), ops, _Functions(ops):
         return run_model(module, inputs, hint=hint)
 
 
 class Leaving(EagerMode):  # type: ignore[no-untyped-call]
     """Sees values leave, tells Python what it shall be told, and notes what depends on data."""
 
-    def __init__(self, answers: Answers, dependence: Dependence | None = None) -> None:
+    def __init__(self, told: Telling, dependence: Dependence | None = None) -> None:
         super().__init__()
-        self.answers, self.dependence = answers, dependence
+        self.told, self.dependence = told, dependence
+        self.sizes = DynamicSizes()
         self.departures: list[Departure] = []
+        self.unseen: dict[str, str] = {}  # where numbers get out of sight → how
+        self.asking: dict[int, Globals] = {}  # modules of the user's that ask for numbers
         self.truths: list[bool] = []
         self.is_paused = False
         self._hits: Counter[Key] = Counter()
         self._layers: dict[int, int] = {}
+        self._turns: dict[Any, tuple[FrameType, dict[str, Any]]] = {}  # of loops, by their places
 
     def look_after(self, func: Any, before: Any, result: Any) -> Any:
         """Look whether an op's result is for Python."""
@@ -213,8 +136,14 @@ class Leaving(EagerMode):  # type: ignore[no-untyped-call]
                 depends = self.dependence.see(func, args, kwargs, result)
         kind = None if self.is_paused or not given else _kind_of(func, args, result)
         if kind is None:
+            self.sizes.see(given, result)
             return result
-        return self.leave(schema_of(func).name, kind, result, depends, _CHANGES[kind])
+        result = self.leave(schema_of(func).name, kind, result, depends, _CHANGES[kind])
+        if kind == "shape":
+            self.sizes.found(result, _axis_found(func, args))
+        if kind == "number" and not is_called_by(_Functions.called.__code__):
+            self.loses("is used by compiled code", depends)
+        return result
 
     @contextmanager
     def paused(self) -> Iterator[None]:
@@ -224,6 +153,10 @@ class Leaving(EagerMode):  # type: ignore[no-untyped-call]
             yield
         finally:
             self.is_paused = before
+
+    def depends(self, tensor: Tensor) -> bool:
+        """Return whether a tensor depends on data, as far as that is followed."""
+        return self.dependence is not None and self.dependence.has(tensor)
 
     def leave(
         self, op: str, kind: Kind, value: Any, depends: bool, change: Callable[[Any, Any], Any]
@@ -235,12 +168,53 @@ class Leaving(EagerMode):  # type: ignore[no-untyped-call]
         if depends and self.dependence is not None:
             self.dependence.has_left = True
             told = value if kind in ("truth", "number") else None
-            self.departures.append(Departure(key, kind, told, _line(_users_frame())))
-        if key not in self.answers:
+            frame = next(users_frames(), None)
+            self.departures.append(Departure(key, kind, told, line_of(frame)))
+            if kind == "truth" and frame is not None:
+                self._count_turns(frame)
+        if key not in self.told.answers:
             return value
         if kind == "truth":
             self.truths.append(value)
-        return change(value, self.answers[key])
+        return change(value, self.told.answers[key])
+
+    def decides(self, value: bool, depends: bool) -> bool:
+        """Return what Python is told where it goes one way or another by a number."""
+        if self.dependence is not None:
+            self.dependence.count()
+        told: bool = self.leave("a comparison", "truth", value, depends, _told)
+        return told
+
+    def rounds(self, value: int, depends: bool) -> int:
+        """Return what Python is told where a number becomes a whole one."""
+        told: int = self.leave("a whole number", "number", value, depends, _told)
+        return told
+
+    def turns(self) -> None:
+        """Take note of a turn of a loop over a range of numbers that are followed."""
+        frame = next(users_frames(), None)
+        if self.dependence is not None and frame is not None:
+            self.dependence.count()
+            self._count_turns(frame)
+
+    def loses(self, how: str, depends: bool) -> None:
+        """Take note that a number gets out of sight, unless torch takes it or nobody does."""
+        frame = None if self.is_paused else asking(_Functions.called.__code__)
+        if frame is None:
+            return
+        self.asking[id(frame.f_globals)] = frame.f_globals
+        if depends and self.dependence is not None:
+            self.dependence.has_left = True
+            self.unseen.setdefault(line_of(frame), how)
+
+    def _count_turns(self, frame: FrameType) -> None:
+        """Take note if code decides by how often its data let a loop turn, or how many passed."""
+        place, now = (id(frame), position(frame)), plain_locals(frame)
+        _, before = self._turns.get(place, (frame, now))
+        self._turns[place] = frame, now
+        changed = {name for name in now if now[name] != before.get(name, now[name])}
+        if is_filter(frame) or (changed and are_counted(frame, changed)):
+            self.unseen.setdefault(line_of(frame), "says how many there are")
 
     def _steps(self) -> Iterator[tuple[Any, ...]]:
         """Yield the steps in the user's code that lead here, the innermost first.
@@ -248,16 +222,16 @@ class Leaving(EagerMode):  # type: ignore[no-untyped-call]
         Of a layer whose method it is, they know how many others were met before it: the same
         code in two layers makes two steps, but in two turns of a loop it makes one.
         """
-        for frame in _users_frames():
+        for frame in users_frames():
             code = frame.f_code
             owner = frame.f_locals.get(code.co_varnames[0]) if code.co_argcount else None
             place = id(owner) if isinstance(owner, nn.Module) else 0
             number = self._layers.setdefault(place, len(self._layers))
-            yield code.co_filename, code.co_name, _position(frame), number
+            yield code.co_filename, code.co_name, position(frame), number
 
 
 class _Functions(TorchFunctionMode):
-    """Sees what leaves without any op: arrays, lists, texts."""
+    """Sees numbers, lists, arrays and texts leave, and numbers come back."""
 
     def __init__(self, ops: Leaving) -> None:
         super().__init__()
@@ -267,18 +241,64 @@ class _Functions(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
     ) -> Any:
-        """Run a function, with other data if Python shall be told others."""
-        name, kwargs = getattr(func, "__name__", ""), kwargs or {}
-        is_known = name in _ARRAYS or name in _TEXTS
-        if not is_known or self.ops.is_paused or not args or not isinstance(args[0], Tensor):
-            return func(*args, **kwargs)
-        with self.ops.paused():
-            with own_code():
-                kind: Kind = "text" if name in _TEXTS else "array"
-                seen = self.ops.dependence
-                depends = seen is not None and seen.is_part(args[0])
-                given = self.ops.leave(name, kind, args[0], depends, _CHANGES[kind])
-            return func(given, *args[1:], **kwargs)
+        """Run a function; what it has for Python leaves as what is followed or told."""
+        token = _numbered.set(has_integers([args, kwargs]))
+        try:
+            return self._told(func, plain(tuple(args)), plain(kwargs or {}))
+        finally:
+            _numbered.reset(token)
+
+    def _told(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Return what Python is told of a function's result."""
+        if self.ops.is_paused or not args or not isinstance(args[0], Tensor):
+            return self.called(func, args, kwargs)
+        tensor, name = args[0], getattr(func, "__name__", "").partition(".")[0]
+        with own_code():
+            self._look(tensor, name)
+        if name in _ARRAYS or name == "tolist":
+            with own_code(), self.ops.paused():
+                depends = self.ops.depends(tensor)
+                args = (self.ops.leave(name, "array", tensor, depends, _other_data), *args[1:])
+        result = self.called(func, args, kwargs)
+        if name == "item" and not isinstance(result, bool):
+            return followed(result, self.ops.depends(tensor))
+        if name == "tolist":
+            return followed(result, self.ops.depends(tensor))
+        if name in _SIZES and self.ops.sizes.of(tensor):
+            return self._sizes(func, name, tensor, result)
+        return result
+
+    def called(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """Return what a function of torch's gives, which is asked for in its own name."""
+        return func(*args, **kwargs)
+
+    def _look(self, tensor: Tensor, name: str) -> None:
+        """Take note of what gets out of sight."""
+        is_number = name in _NUMBERS and tensor.dtype != torch.bool
+        if not is_number and name not in _ARRAYS | _TEXTS | _TURNS:
+            return
+        depends = self.ops.depends(tensor)
+        if is_number:
+            self.ops.loses("becomes a plain number", depends)
+        elif name in _TURNS:
+            if 0 in self.ops.sizes.of(tensor):
+                self.ops.loses("is how many parts there are", depends)
+        else:
+            self.ops.loses("becomes text" if name in _TEXTS else "becomes numpy's", depends)
+
+    def _sizes(self, func: Any, name: str, tensor: Tensor, sizes: Any) -> Any:
+        """Return sizes of which some are counts of what was found in data."""
+        depends, axes = self.ops.depends(tensor), self.ops.sizes.of(tensor)
+        if name == "__get__" and getattr(func, "__self__", None) is not Tensor.shape:
+            return sizes
+        if name == "__len__":
+            if 0 in axes:
+                self.ops.loses("is a length", depends)
+            return sizes
+        if isinstance(sizes, int):
+            is_count = name != "size" or any(tensor.shape[axis] == sizes for axis in axes)
+            return followed(sizes, depends) if is_count else sizes
+        return tuple(followed(n, depends) if k in axes else n for k, n in enumerate(sizes))
 
 
 def _kind_of(func: Any, args: Sequence[Any], result: Any) -> Kind | None:
@@ -292,6 +312,13 @@ def _kind_of(func: Any, args: Sequence[Any], result: Any) -> Kind | None:
     masks = (torch.bool, torch.uint8)
     is_index = schema_of(func).name == "aten::index"
     return "shape" if not is_index or any(t.dtype in masks for t in tensors_in(args[1])) else None
+
+
+def _axis_found(func: Any, args: Sequence[Any]) -> int:
+    """Return the axis along which an op gives what it has found."""
+    if schema_of(func).name != "aten::index":
+        return 0
+    return next((k for k, index in enumerate(args[1]) if index is not None), 0)
 
 
 def _first_rows(result: Any, rows: int) -> Any:
@@ -316,44 +343,9 @@ def _told(value: Any, answer: Any) -> Any:
     return answer
 
 
-def _unchanged(value: Any, answer: Any) -> Any:
-    return value
-
-
 _CHANGES: Mapping[Kind, Callable[[Any, Any], Any]] = {
     "truth": _told,
     "number": _told,
     "shape": _first_rows,
     "array": _other_data,
-    "text": _unchanged,
 }
-
-
-def _users_frames() -> Iterator[FrameType]:
-    """Yield the frames of the run that are neither torch's nor fedmerge's, innermost first."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None and frame.f_code is not run_model.__code__:
-        file = frame.f_code.co_filename
-        if not file.startswith(_NOT_USERS):
-            yield frame
-        frame = frame.f_back
-
-
-def _position(frame: FrameType) -> Any:
-    """Return where in the text of the code a frame is.
-
-    Bytecode is changed while it runs, so that its own numbers differ from run to run.
-    """
-    if sys.version_info < (3, 11):
-        return frame.f_lineno
-    return next(islice(frame.f_code.co_positions(), frame.f_lasti // _INSTRUCTION, None))
-
-
-def _users_frame() -> FrameType | None:
-    return next(_users_frames(), None)
-
-
-def _line(frame: FrameType | None) -> str:
-    if frame is None:
-        return "a layer of torch"
-    return shown_line(frame.f_code.co_filename, frame.f_lineno)

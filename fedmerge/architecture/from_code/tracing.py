@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from fedmerge.architecture.from_code.branch_search import Way, Ways, ways_of
-from fedmerge.architecture.from_code.branches import run_forward
+from fedmerge.architecture.from_code.branches import is_numbered, run_forward
 from fedmerge.architecture.from_code.dispatch import EagerMode, eagerly, plain_kernels
-from fedmerge.architecture.from_code.labels import Axes, Fixed, labels_of
+from fedmerge.architecture.from_code.labels import Axes, Fixed, Label, Parts, labels_of
 from fedmerge.architecture.from_code.modules import (
     StatePairs,
     float_tensors,
@@ -85,7 +85,11 @@ class _Ops(EagerMode):  # type: ignore[no-untyped-call]
             written = []
         self.trace.steps += 1
         call = Call(name, before, tuple(tensors_in(result)), self.trace)
+        units = _labels(call) if is_numbered() else ()
         _apply(call, _rule_of(func, name), tensors_in(written))
+        for label in units:
+            if isinstance(self.trace.labels.resolve(label), Parts):
+                self.trace.labels.pin(label, "cut where the data say")
         return result
 
     def join(self, one: Any, other: Any) -> None:
@@ -109,6 +113,12 @@ class _Ops(EagerMode):  # type: ignore[no-untyped-call]
         alias = tensor.detach()
         self.trace.put(alias, self.trace.look(tensor))
         return {**arguments, name: alias}
+
+
+def _labels(call: Call) -> list[Label]:
+    """Return the labels of all that a call reads."""
+    axes = (axis for tensor in call.tensors() for axis in call.trace.look(tensor).axes)
+    return [label for axis in axes for label in labels_of(call.labels.resolve(axis))]
 
 
 def _shape_of(value: Any) -> tuple[int, ...] | None:
@@ -293,9 +303,9 @@ def walk_model(
     tensors = {name: trace.look(tensor).axes for name, tensor in trace.owners.values()}
     _pin_unused(trace, tensors)
     unused = tuple(name for name in tensors if name not in trace.reads)
-    if unused and ways.opaque:
+    if unused and ways.unseen[0]:
         raise ArchitectureError(
-            f"the model decides by its data ({ways.opaque}), and no way that was found uses "
+            f"the model decides by its data ({ways.unseen[0]}), and no way that was found uses "
             f"'{unused[0]}'",
             "what reads it is unknown: take the branch out, or plan by hand (`plan`)",
         )

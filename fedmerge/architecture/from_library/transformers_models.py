@@ -275,7 +275,8 @@ def _loaded_names(
         if found is None or not _is_whole(tensor, marked[found]):
             raise ArchitectureError(
                 f"{source}: {LIBRARY} makes '{name}' of several tensors of the file",
-                "such models (mixtures of experts, mostly) can't be merged from folders yet",
+                "units of such models (mixtures of experts, mostly) can't be matched yet; "
+                "fine-tunes of one are averaged with `method=average`, with a `base` or without",
             )
         (twins if name in ties else names)[found] = name
     _check_tied({found: name for found, name in twins.items() if found not in names}, ties, source)

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from fedmerge.engines import Engine, Outcome, RetryPolicy, Task, run_step
-from fedmerge.training import TRAIN, ClientWork, TrainSettings, train
-from fedmerge.values import Array, Arrays, Place
+from fedmerge.training import TRAIN, ClientWork, train
+from fedmerge.values import Array, Arrays, Place, TrainSettings
 from tests.unit.engines.work import HERE
 from tests.unit.training.models import BUILDER, start_arrays, write_images
 

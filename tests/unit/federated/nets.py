@@ -83,6 +83,18 @@ class Chars(nn.Module):
         return logits
 
 
+class Masked(nn.Module):
+    """A net of two inputs: numbers, and which of them count."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two = nn.Linear(4, 5), nn.Linear(5, CLASSES)
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        logits: Tensor = self.two(self.one(x * mask.to(x.dtype)).relu())
+        return logits
+
+
 def tied_chars() -> nn.Module:
     return Chars(tied=True)
 

@@ -43,7 +43,7 @@ def test_defaults_follow_the_method_and_the_task() -> None:
         ("passes", 0, "`passes` is 0, expected a whole number from 1"),
         ("rounds", 1.5, r"`rounds` is 1\.5, expected a whole number from 1"),
         ("mu", -1, "`mu` is -1, expected a number from 0"),
-        ("init", "same", "`init` is 'same', expected independent or shared"),
+        ("init", "same", "`init` is 'same', expected independent, shared or matched"),
         ("init_epochs", 0, "`init_epochs` is 0, expected a whole number from 1"),
     ],
 )

@@ -32,7 +32,8 @@ def load_data(context: Any) -> tuple[Array, Array]:
 def grid(**options: Any) -> ThreadGrid:
     from fedmerge.flower import client_app
 
-    return ThreadGrid(client_app(load_data, Net, device="cpu", **options), NODES)
+    app = client_app(load_data, Net, device="cpu", **options)
+    return ThreadGrid(app, NODES, is_shared=False)
 
 
 def fedma(**options: Any) -> Any:
@@ -69,7 +70,7 @@ def test_a_node_that_fails_is_left_out_of_the_round(caplog: pytest.LogCaptureFix
             raise FileNotFoundError("no disk today")
         return load_data(context)
 
-    broken = ThreadGrid(client_app(load, Net, device="cpu"), NODES)
+    broken = ThreadGrid(client_app(load, Net, device="cpu"), NODES, is_shared=False)
     with caplog.at_level(logging.WARNING, logger="flwr"):
         retrained = fedma(passes=1).start(broken)
     assert {number: dict(names) for number, names in retrained.missing.items()} == {
@@ -130,6 +131,7 @@ def test_a_run_goes_on_where_it_was_stopped(tmp_path: Path) -> None:
     nodes.push_messages = push  # type: ignore[method-assign]
     with pytest.raises(Stop):
         made.start(nodes)
+    nodes.wait()
     resumed = fedma(resume=True, **options).start(grid())
     assert len(resumed.rounds) == 6
     for name, array in whole.arrays.items():

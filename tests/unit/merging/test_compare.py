@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 import fedmerge
-from fedmerge.api import compare
 from fedmerge.errors import UsageError
+from fedmerge.measuring import compare
 from fedmerge.merging import Comparison, EvaluationOptions, Row, evaluate
 from tests import digits
 from tests.clients import permuted

@@ -148,7 +148,7 @@ def test_fitted_layers_are_closer_to_the_ensemble_than_averaged_ones(name: str) 
 def test_a_batch_norm_behind_a_fitted_layer_knows_its_input() -> None:
     name = "vgg"
     states = [dict(fresh(name, seed).state_dict()) for seed in (1, 2)]
-    unchanged = ProbeOptions("noise", count=60, augment=("replacements",))  # of texts
+    unchanged = ProbeOptions("noise", count=60, augment=("none",))
     options = MatchOptions(merge_units="fit", lead="none")
     merge = match(states, options, model=code(name), probes=unchanged)
     model, seen = loaded(name, merge.state_dict()), dict[str, Tensor]()

@@ -9,8 +9,9 @@ import numpy as np
 import torch
 from torch import nn
 
-from fedmerge.api import match, verify
+from fedmerge.api import match
 from fedmerge.architecture import ModelCode
+from fedmerge.measuring import verify
 from fedmerge.merging import (
     Answers,
     MatchOptions,

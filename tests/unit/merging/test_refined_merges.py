@@ -131,6 +131,29 @@ def refiner(answers: Answers, merge: Merge) -> Refiner:
     )
 
 
+def test_what_is_fitted_to_made_up_inputs_is_judged_by_inputs_made_otherwise(
+    tmp_path: Path,
+) -> None:
+    states = [client(k) for k in (1, 2)]
+    made, given = (
+        answers_to(states, digits_code(), MatchOptions(effort="fast"), probing)
+        for probing in (ProbeOptions(count=200), digits_probes(tmp_path))
+    )
+    held_out, judging = made.sets.held_out.inputs[0], made.sets.judging.inputs[0]
+    assert torch.equal(judging[: len(held_out)], held_out)
+    others = judging[len(held_out) :]
+    assert len(others) == 200
+    known = torch.cat([made.sets.fitting.inputs[0], held_out]).flatten(1)
+    assert torch.cdist(others.flatten(1), known).min() > 1e-2
+    sure, half = (
+        torch.stack([module(own) for module in made.modules.clients]).softmax(2).amax(2).mean()
+        for own in (held_out, others)
+    )
+    assert half < sure - 0.05  # clients doubt them, as they do real ones that they never saw
+    real = given.sets.held_out.inputs[0]
+    assert len(given.sets.judging) == 4 * len(real)  # as they are, and three changed copies
+
+
 NETS = {
     "normed": (normed, ModelCode(f"{__name__}:normed", input_shapes=((1, 1, 8, 8),))),
     "recurrent": (

@@ -130,8 +130,8 @@ def test_files_that_are_none_are_refused(tmp_path: Path) -> None:
     with pytest.raises(TrainingError, match=r"gone\.npz: no such file") as caught:
         read_probes(tmp_path / "gone.npz")
     assert "labels are not needed" in caught.value.hint
-    with pytest.raises(TrainingError, match=r"its name ends in '\.csv'"):
-        read_probes(tmp_path / "p.csv")
+    with pytest.raises(TrainingError, match=r"its name ends in '\.txt'"):
+        read_probes(tmp_path / "p.txt")
     np.savez(tmp_path / "objects.npz", x=np.array([{}], dtype=object))
     with pytest.raises(UnsafeCheckpointError, match="it holds Python objects"):
         read_probes(tmp_path / "objects.npz")

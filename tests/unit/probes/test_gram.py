@@ -222,3 +222,26 @@ def test_few_rows_say_what_their_moments_say(has_intercept: bool, strength: floa
     assert not torch.allclose(one.weight, begin, rtol=0, atol=1e-3)
     assert torch.allclose(moments.variance(begin), rows.variance(begin))
     assert torch.allclose(moments.error(begin, one.bias + 1), rows.error(begin, one.bias + 1))
+
+
+def test_large_systems_are_solved_in_single_precision(monkeypatch: pytest.MonkeyPatch) -> None:
+    moments, start = gram(*data()), torch.zeros(OUTPUTS, INPUTS, dtype=torch.float64)
+    exact = moments.ridge(start, 0.1)
+    monkeypatch.setattr(least_squares, "SINGLE", INPUTS)
+    single = moments.ridge(start, 0.1)
+    assert single.weight.dtype == torch.float64
+    assert not torch.equal(single.weight, exact.weight)
+    assert torch.allclose(single.weight, exact.weight, rtol=1e-5, atol=0)
+
+
+def test_what_single_precision_cannot_solve_is_solved_in_double(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    inputs, targets = data()
+    inputs[:, 1] = inputs[:, 0] + 1e-5 * inputs[:, 1]  # alike as far as single precision sees
+    moments, start = gram(inputs, targets), torch.zeros(OUTPUTS, INPUTS, dtype=torch.float64)
+    exact = moments.ridge(start, 1e-14)
+    monkeypatch.setattr(least_squares, "SINGLE", INPUTS)
+    found = moments.ridge(start, 1e-14)
+    assert torch.equal(found.weight, exact.weight)
+    assert not torch.equal(found.weight, start)

@@ -11,6 +11,7 @@ from safetensors.torch import save_file
 
 import fedmerge
 from fedmerge import UsageError
+from fedmerge.checkpoint import ModelFolder
 from fedmerge.report import merged_folders
 from tests.hugging_face_zoo import FAMILIES, configured, outputs, saved, shuffled
 
@@ -66,6 +67,18 @@ def test_files_that_differ_are_the_first_client_s_with_a_warning(
         "the first one's is taken"
     )
     assert (tmp_path / "merged/tokenizer.json").read_text() == "{}"
+
+
+def test_files_that_a_folder_only_links_to_are_not_passed_on(tmp_path: Path) -> None:
+    snapshot, blobs = tmp_path / "hub" / "snapshots" / "1", tmp_path / "hub" / "blobs"
+    for folder in (snapshot, blobs):
+        folder.mkdir(parents=True)
+    (tmp_path / "secret").write_text("of this machine")
+    (blobs / "a").write_text("{}")
+    (snapshot / "tokenizer.json").symlink_to(blobs / "a")
+    (snapshot / "vocab.txt").write_text("a")
+    (snapshot / "special_tokens_map.json").symlink_to(tmp_path / "secret")
+    assert list(ModelFolder(snapshot, {}).companions) == ["tokenizer.json", "vocab.txt"]
 
 
 def test_large_weights_become_shards_that_the_library_loads(

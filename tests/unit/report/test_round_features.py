@@ -8,12 +8,13 @@ import numpy as np
 import pytest
 
 from fedmerge import ModelCode, RetrainOptions, retrain
+from fedmerge.architecture import load_checkpoint
 from fedmerge.checkpoint import open_checkpoint, read_record
 from fedmerge.errors import CheckpointError
 from fedmerge.federated import MatchedLayer, load_layer
-from fedmerge.merging import MergeRecord, load_checkpoint, record_from_json
+from fedmerge.merging import MergeRecord, record_from_json
 from fedmerge.report import Seen, conv_layers, layer_columns, layer_sites
-from fedmerge.training import TrainSettings
+from fedmerge.values import TrainSettings
 from tests.digits import images
 
 NET = """

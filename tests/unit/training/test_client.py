@@ -14,7 +14,6 @@ from fedmerge.errors import TrainingError
 from fedmerge.training import (
     ClientWork,
     Preparation,
-    TrainSettings,
     evaluate,
     evaluate_model,
     find_task,
@@ -23,7 +22,7 @@ from fedmerge.training import (
     train,
     train_model,
 )
-from fedmerge.values import Place
+from fedmerge.values import Place, TrainSettings
 from tests.unit.training.models import (
     BUILDER,
     ImageNet,
@@ -99,8 +98,8 @@ def test_a_client_tells_what_the_server_has_to_know_and_no_more(tmp_path: Path) 
         "samples": 50,
         "class_counts": np.bincount(images(seed=2).y).tolist(),
         "sha256": sha256(path.read_bytes()).hexdigest(),
-        "shape": [1, 1, 6, 6],
-        "dtype": "float32",
+        "shapes": [[1, 1, 6, 6]],
+        "dtypes": ["float32"],
         "stored": "float32",
     }
     quiet = look({}, own_work(path, keeps_class_counts=True), Place())

@@ -10,7 +10,6 @@ from fedmerge.errors import TrainingError
 from fedmerge.training import (
     Shard,
     Trained,
-    TrainSettings,
     evaluate,
     find_task,
     load_arrays,
@@ -18,7 +17,7 @@ from fedmerge.training import (
     train_model,
 )
 from fedmerge.user_code import seeded
-from fedmerge.values import Arrays, Place
+from fedmerge.values import Arrays, Place, TrainSettings
 from tests.unit.training.models import ImageNet, TokenNet, images, start_arrays
 
 TASK = find_task("classification")

@@ -1,7 +1,7 @@
 import pytest
 
 from fedmerge.errors import UsageError
-from fedmerge.training import Stage, TrainSettings, default_settings
+from fedmerge.values import Stage, TrainSettings, default_settings
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedmerge.architecture.from_code import plan_model, probe_growth, verify_plan
+from fedmerge.architecture.from_code import plan_model, probe_growth, verify_plan, ways_of
 from fedmerge.errors import ArchitectureError
 from fedmerge.values import OUTPUT, Pinned, Plan, Units, groups_in
 
@@ -75,8 +75,11 @@ def test_data_that_comes_back_from_numpy_is_pinned() -> None:
         made: Tensor = net.other(back)
         return made
 
-    net = Net(between)
-    assert groups(net) == ["other"]
+    net, inputs = Net(between), (torch.randn(2, 5),)
+    with pytest.raises(ArchitectureError, match="becomes numpy's"):
+        planned(net)
+    plan = plan_model(net, inputs, ways=ways_of(net, inputs, trusts_numbers=True))
+    assert [group.name for group in plan.groups] == ["other"]
 
 
 def test_data_that_comes_back_from_a_list_is_pinned() -> None:

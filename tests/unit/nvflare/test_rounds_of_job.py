@@ -186,3 +186,24 @@ def test_a_script_answers_in_the_kind_that_it_received(
             [outcome] = engine.run([Task("t", "west", function, {}, ASKED.to_json())], timeout=60)
             assert outcome.status == status
             assert outcome.values.get("samples") == (24 if status == "ok" else None)
+
+
+def test_a_recipe_says_how_its_parts_are_built_and_copies_no_source_of_ours(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from fedmerge.nvflare import FedMARecipe
+
+    monkeypatch.chdir(tmp_path)
+    for name in ("net.py", "client.py"):
+        Path(name).write_text("import fedmerge.nvflare\n")
+    options, policy = {"passes": 2}, {"timeout": 60.0}
+    recipe = FedMARecipe(
+        name="job", model="net.py:Net", train_script="client.py", options=options, policy=policy
+    )
+    recipe.export(str(tmp_path / "jobs"))
+    [config] = (tmp_path / "jobs").rglob("config_fed_server.json")
+    [workflow] = json.loads(config.read_text())["workflows"]
+    assert workflow["path"] == "fedmerge.nvflare.rounds_of_job.FedMA"
+    assert workflow["args"] == {"model": "net:Net", "options": options, "policy": policy}
+    brought = sorted(path.name for path in (tmp_path / "jobs").rglob("*.py"))
+    assert brought == ["client.py", "net.py"]

@@ -8,12 +8,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, TypeAlias
 
 import msgspec
 import numpy as np
 
-from fedmerge.decoding import Name, decode_json
+from fedmerge.decoding import decode_json
 from fedmerge.engines.engine import (
     CallWork,
     ClientInfo,
@@ -22,11 +22,23 @@ from fedmerge.engines.engine import (
     Status,
     Task,
     call_work,
-    in_time,
+)
+from fedmerge.engines.remote import (
+    GRACE,
+    Answer,
+    Card,
+    Order,
+    Said,
+    Site,
+    answer_of,
+    order_of,
+    outcome_of,
+    reply_of,
+    unreadable,
 )
 from fedmerge.errors import TrainingError, UsageError
 from fedmerge.values.arrays import Array
-from fedmerge.values.work import Arrays, Place
+from fedmerge.values.work import Arrays
 
 if TYPE_CHECKING:
     from flwr.app import Context, Message, RecordDict
@@ -36,7 +48,6 @@ if TYPE_CHECKING:
 ACTION = "fedmerge"  # of messages: an app may answer others, too
 LOOK = 0.05  # seconds between looks at replies
 LOOK_AT_NODES = 2.0  # seconds between looks at who is up
-GRACE = 60.0  # seconds for a message's way and the start of an app, beyond the work's own time
 NAMING_LIMIT = 300.0  # seconds for nodes to say whose they are
 
 _ARRAYS, _SAID = "arrays", "said"
@@ -140,8 +151,7 @@ class Flights:
         for message in self._grid.pull_messages(list(sent)) if sent else ():
             flight = sent[message.metadata.reply_to_message_id]
             self._flights.remove(flight)
-            reply = _reply_of(message)
-            outcomes.append(Outcome(flight.task.id, flight.task.client, **vars(reply)))
+            outcomes.append(outcome_of(flight.task, _reply_of(message)))
         return outcomes
 
     def _given_up(self) -> list[Outcome]:
@@ -182,7 +192,7 @@ def _message_of(task: Task, node: int, timeout: float | None) -> Message:
     from flwr.app import Message, MessageType
 
     return Message(
-        packed(task.arrays, Order(task.function, dict(task.settings), timeout)),
+        packed(task.arrays, order_of(task, timeout)),
         dst_node_id=node,
         message_type=f"{MessageType.TRAIN}.{ACTION}",
     )
@@ -196,7 +206,7 @@ def _reply_of(message: Message) -> Reply:
         arrays, answer = unpacked(message.content, Answer)
     except TrainingError as error:
         return Reply("app", message=error.problem)
-    return Reply(arrays=arrays, **msgspec.structs.asdict(answer))
+    return reply_of(arrays, answer)
 
 
 def _reply_of_error(message: Message) -> Reply:
@@ -244,15 +254,9 @@ def answer_tasks(
     @app.train(ACTION)
     def work(message: Message, context: Context) -> Message:
         arrays, order = unpacked(message.content, Order)
-        if order.function in works:
-            place = Place(device, threads, order.timeout)
-            call = caller_of(context)
-            reply = in_time(call(order.function, arrays, order.settings, place), order.timeout)
-        else:
-            refusal = f"the server asks for {order.function!r}, which this client does not do"
-            reply = Reply("app", message=refusal)
-        said = {name: vars(reply)[name] for name in Answer.__struct_fields__}
-        return Message(packed(reply.arrays, Answer(**said)), reply_to=message)
+        site = Site(works, lambda *given: caller_of(context)(*given), device, threads)
+        reply = site.reply(arrays, order)
+        return Message(packed(reply.arrays, answer_of(reply)), reply_to=message)
 
 
 def client_of(context: Context) -> str:
@@ -268,34 +272,6 @@ def client_of(context: Context) -> str:
     )
 
 
-class Order(msgspec.Struct, frozen=True):
-    """What a client is to do."""
-
-    function: Name
-    settings: dict[str, Any]
-    timeout: float | None
-
-
-class Answer(msgspec.Struct, frozen=True):
-    """What became of it; a site's own defects are that client's failures, not the server's."""
-
-    status: Status
-    values: dict[str, Any]
-    message: str
-    hint: str
-    details: str
-    seconds: float
-
-
-class Card(msgspec.Struct, frozen=True):
-    """Which client a node is."""
-
-    client: Name
-
-
-Said = TypeVar("Said", Order, Answer, Card)
-
-
 def packed(arrays: Arrays, said: Order | Answer | Card) -> RecordDict:
     """Return arrays and what is said beside them as the content of a message."""
     from flwr.app import Array as SentArray
@@ -308,10 +284,7 @@ def packed(arrays: Arrays, said: Order | Answer | Card) -> RecordDict:
 
 def unpacked(content: RecordDict, kind: type[Said]) -> tuple[dict[str, Array], Said]:
     """Return the arrays of a message's content, and what is said beside them."""
-
-    def fail(reason: str) -> TrainingError:
-        return TrainingError(f"a message of Flower's that fedmerge can't read ({reason})")
-
+    fail = unreadable("Flower")
     try:
         text = str(content.config_records[_SAID]["json"])
         arrays = {name: array.numpy() for name, array in content.array_records[_ARRAYS].items()}

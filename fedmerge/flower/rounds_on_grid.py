@@ -4,23 +4,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
-from logging import INFO, WARNING
+from logging import INFO
 from typing import Any
 
 from flwr.common import log
 from flwr.serverapp import Grid
 
-from fedmerge import api
 from fedmerge.architecture.model_code import Model
-from fedmerge.engines import Engine, FlowerEngine
-from fedmerge.federated.events import ClientFailed, Event, RoundDone, RunStarted
-from fedmerge.federated.options import Running
+from fedmerge.engines import FlowerEngine
 from fedmerge.federated.retraining import Retrained
-from fedmerge.values.wording import percent
+from fedmerge.frameworks import retrain_at_sites
 
 WAIT = 1.0  # seconds between looks at which nodes have come
-_AT_THE_NODE = ((), ())  # stands for a client's data, which only its node has
 
 
 class FedMA:
@@ -40,14 +35,13 @@ class FedMA:
         with initial weights.
         """
         engine = self._engine_of_all(grid)
-        names = [client.name for client in engine.clients()]
-        return api.retrain(
-            clients or [],
-            dict.fromkeys(names, _AT_THE_NODE),
+        return retrain_at_sites(
+            clients,
+            lambda names: FlowerEngine(grid, names),
+            names=[client.name for client in engine.clients()],
             model=self._model,
-            running=OnGrid(grid=grid),
-            hear=log_event,
-            **self._options,
+            log=lambda level, line: log(level, "%s", line),
+            options=self._options,
         )
 
     def _engine_of_all(self, grid: Grid) -> FlowerEngine:
@@ -56,37 +50,3 @@ class FedMA:
             log(INFO, "Waiting for nodes: %d of %d have come", len(nodes), self._least)
             time.sleep(WAIT)
         return FlowerEngine(grid)
-
-
-@dataclass(frozen=True)
-class OnGrid(Running):
-    """A run whose clients are nodes of a grid; what is computed here runs on `device`."""
-
-    grid: Any = None
-
-    def start_engine(self, clients: Any) -> Engine:
-        """Return the engine that runs these clients' work."""
-        return FlowerEngine(self.grid, clients)
-
-
-def log_event(event: Event) -> None:
-    """Log what users of Flower want to know of a run."""
-    if isinstance(event, RunStarted):
-        log(INFO, "FedMA with %s: %d rounds", ", ".join(event.clients), event.rounds)
-    elif isinstance(event, ClientFailed):
-        log(WARNING, "%s (%s): %s", event.client, event.status, event.message)
-    elif isinstance(event, RoundDone):
-        loss = "" if event.loss is None else f", local loss {event.loss:.4f}"
-        log(
-            INFO, "[ROUND %d/%d] %s%s%s", event.round, event.rounds, event.layer, loss, _told(event)
-        )
-
-
-def _told(event: RoundDone) -> str:
-    """Return how good the global model is, where that was measured."""
-    metrics = {name: value for name, value in (event.metrics or {}).items() if value is not None}
-    parts = [
-        f"{name} {percent(value) if 'accuracy' in name else f'{value:.4f}'}"
-        for name, value in metrics.items()
-    ]
-    return f"; global {', '.join(parts)}" if parts else ""

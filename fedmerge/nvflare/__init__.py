@@ -1,4 +1,4 @@
-"""Matched averaging for NVIDIA FLARE: an aggregator, a controller of rounds, and its clients.
+"""Matched averaging for NVIDIA FLARE: an aggregator, a controller of rounds, and its sites.
 
 Needs NVFLARE itself: `pip install 'fedmerge[nvflare]'`.
 """

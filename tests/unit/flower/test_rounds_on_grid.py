@@ -9,33 +9,20 @@ from typing import Any
 
 import numpy as np
 import pytest
-from torch import nn
 
 import fedmerge
 from fedmerge.values import Array
 from tests.flower import ThreadGrid, needs_flower
+from tests.sites import NAMES, OPTIONS, Net, data
 
 pytestmark = [
     needs_flower,
     pytest.mark.filterwarnings("ignore:.*:DeprecationWarning"),  # Flower's own
 ]
 
-NAMES = ("north", "south", "west")
 NODES: Mapping[int, Mapping[str, Any]] = {
     70 + place: {"client": name} for place, name in enumerate(NAMES)
 }
-OPTIONS: Mapping[str, Any] = {"epochs": 1, "passes": 2, "batch_size": 8, "max_growth": 1.5}
-
-
-class Net(nn.Sequential):
-    def __init__(self) -> None:
-        super().__init__(nn.Linear(6, 10), nn.ReLU(), nn.Linear(10, 8), nn.ReLU(), nn.Linear(8, 3))
-
-
-def data(client: str) -> tuple[Array, Array]:
-    rng = np.random.default_rng(NAMES.index(client))
-    x = rng.standard_normal((24, 6)).astype(np.float32)
-    return x, (x[:, 0] > 0).astype(np.int64) + (x[:, 1] > 1)
 
 
 def load_data(context: Any) -> tuple[Array, Array]:

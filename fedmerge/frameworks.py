@@ -24,9 +24,9 @@ from fedmerge.federated.options import Running
 from fedmerge.federated.retraining import Retrained
 from fedmerge.merging.options import MatchOptions
 from fedmerge.merging.result import Merge
-from fedmerge.training import EVALUATE, LOOK, TRAIN, ClientWork, Shard
+from fedmerge.training import EVALUATE, LOOK, TRAIN, ClientWork
 from fedmerge.training.samples import Data
-from fedmerge.training.shards import shard_of
+from fedmerge.training.shards import as_returned
 from fedmerge.training.tasks import LearningTask
 from fedmerge.user_code import handing_over, user_code
 from fedmerge.values.option_fields import changed
@@ -141,10 +141,10 @@ def work_on_own(
     """
 
     @cache
-    def own_shard() -> Shard:
+    def own_data() -> object:
         with user_code("`load_data` fails", error=TrainingCodeError):
             loaded = load_data()
-        return shard_of(loaded, "load_data")
+        return as_returned(loaded, "load_data")
 
     def call(function: str, arrays: Arrays, settings: JsonObject, place: Place) -> Reply:
         try:
@@ -156,7 +156,7 @@ def work_on_own(
             replaced = replace(
                 work,
                 builder=BUILDER,
-                shard=hand_over(lambda client: (own_shard().x[:], own_shard().y)),
+                shard=hand_over(lambda client: own_data()),
                 arguments={"factory": hand_over(build_model), "arguments": {}, "aliases": aliases},
                 task=task if isinstance(task, str) else hand_over(task),
             )

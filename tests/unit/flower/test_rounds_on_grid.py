@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from torch import nn
 
 import fedmerge
 from fedmerge.values import Array
@@ -136,3 +138,34 @@ def test_a_run_goes_on_where_it_was_stopped(tmp_path: Path) -> None:
     assert len(resumed.rounds) == 6
     for name, array in whole.arrays.items():
         assert np.array_equal(array, resumed.arrays[name])
+
+
+class Masked(nn.Module):
+    """Two inputs: numbers, and which of them count."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc1, self.fc2 = nn.Linear(6, 10), nn.Linear(10, 3)
+
+    def forward(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.fc2(torch.relu(self.fc1(x * mask)))
+        return found
+
+
+def masked(client: str) -> tuple[tuple[Array, Array], Array]:
+    x, y = data(client)
+    return (x, (x > -1).astype(np.float32)), y
+
+
+def test_a_site_may_have_several_inputs() -> None:
+    from fedmerge.flower import FedMA, client_app
+
+    app = client_app(
+        lambda context: masked(str(context.node_config["client"])), Masked, device="cpu"
+    )
+    nodes: Any = ThreadGrid(app, NODES, is_shared=False)
+    found = FedMA(Masked, **OPTIONS).start(nodes)
+    own = {name: masked(name) for name in NAMES}
+    expected = fedmerge.retrain([], own, model=Masked, device="cpu", **OPTIONS)
+    for name, array in expected.arrays.items():
+        assert np.array_equal(array, found.arrays[name])

@@ -3,7 +3,7 @@ VENV   := .venv
 PYTHON ?= python3
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
-SOURCES := fedmerge tests benchmarks
+SOURCES := fedmerge tests benchmarks examples
 
 .PHONY: help demo test test-all check docs docs-check format bench fuzz clean
 

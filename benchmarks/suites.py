@@ -9,6 +9,7 @@ from benchmarks import (
     deep,
     engines,
     file_averages,
+    frameworks,
     library_folders,
     loops,
     matching,
@@ -39,6 +40,7 @@ SUITES: Mapping[str, Suite] = {
     "deep": Suite("Whole merges of nets that are run", deep.results),
     "memory": Suite("Peak memory, small files", memory.results),
     "retraining": Suite("Retraining beyond the training itself", retraining.results),
+    "frameworks": Suite("Inside Flower", frameworks.results, is_slow=True),
     "engines": Suite("A round in other processes", engines.results, is_slow=True),
     "matching-slow": Suite(
         "One matching against its floor, more clients", matching.slow_results, is_slow=True

@@ -28,6 +28,7 @@ from .merging.comparison import Comparison as Comparison
 from .merging.conversion import convert as convert
 from .merging.evaluations import EvaluationOptions as EvaluationOptions, Score as Score
 from .merging.frontier import Frontier as Frontier
+from .merging.layer_match import LayerMatch as LayerMatch, match_layer as match_layer
 from .merging.loading import load_model as load_model
 from .merging.options import MatchOptions as MatchOptions
 from .merging.result import Merge as Merge

@@ -301,6 +301,7 @@ def retrain(
     resume: bool = False,
     running: Running | None = None,
     hear: HearEvent | None = None,
+    logger: str | None = None,
     prepared: Callable[[Run], None] = lambda run: None,
     **changes: Any,
 ) -> Retrained:
@@ -311,10 +312,11 @@ def retrain(
     function by reference, or data by client's name; `client_names` are those of clients that have
     no checkpoints, if shards don't tell them; `data` is what global models are evaluated
     on. With `work_dir`, the state after every round is kept there for `resume`. With `shard_size`
-    (bytes, or text such as "2GB") the output is safetensors shards and their index. `prepared`
+    (bytes, or text such as "2GB") the output is safetensors shards and their index. `hear` is told
+    of every event, and so is the `logger`, a class by reference, or "tensorboard". `prepared`
     is called with the run before its first round. Further keywords are options by their names.
     """
-    from fedmerge.federated.events import ignore
+    from fedmerge.federated.events import ignore, logging, told_to
     from fedmerge.federated.inputs import rounds_on_objects
     from fedmerge.federated.options import changed_retrain_options
     from fedmerge.federated.preparation import prepare_run
@@ -328,14 +330,17 @@ def retrain(
     with (
         rounds_on_objects(code_of(model), shards, data, running) as inputs,
         held_work_dir(work_dir) as state,
+        logging(logger) as log,
     ):
         files.check(clients, can_run=True, also=inputs.files, state=state)
         opened = opened_run(clients, inputs, options, running, client_names)
-        known = state.known_shards() if state is not None else {}
+        known = state.known_shards() if state is not None and resume else {}
         with closing(running.start_engine(opened.clients)) as engine:
             run = prepare_run(opened, engine, plan=plan, running=running, known=known)
             files.check_clients(run.session.clients)
             prepared(run)
+            if state is not None and force and not resume:
+                state.clear()
             retrained = run_prepared(
                 run,
                 engine,
@@ -343,7 +348,7 @@ def retrain(
                 work_dir=state,
                 output=output,
                 running=running,
-                hear=hear or ignore,
+                hear=told_to(hear or ignore, log),
             )
         files.write(retrained, inputs.model, work_dir=work_dir)
     return retrained

@@ -6,9 +6,11 @@ import copy
 import hashlib
 import importlib
 import importlib.util
+import itertools
 import json
 import random
 import sys
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
 from contextvars import ContextVar
@@ -276,6 +278,7 @@ def is_reference(text: str) -> bool:
 
 HANDED_OVER = "object"  # the place of references to objects that were given in Python
 _handed_over = ModuleType(HANDED_OVER)
+_handing_over = threading.Lock()  # clients of one process may do so at the same time
 
 
 @contextmanager
@@ -284,8 +287,10 @@ def handing_over() -> Iterator[Callable[[object], str]]:
     names: list[str] = []
 
     def hand_over(value: object) -> str:
-        names.append(f"given_{len(vars(_handed_over))}")
-        setattr(_handed_over, names[-1], value)
+        with _handing_over:
+            numbered = map("given_{}".format, itertools.count())
+            names.append(next(name for name in numbered if not hasattr(_handed_over, name)))
+            setattr(_handed_over, names[-1], value)
         return f"{HANDED_OVER}:{names[-1]}"
 
     try:

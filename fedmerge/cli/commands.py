@@ -113,13 +113,14 @@ _TABLE = (
             "Output": ("shard_size", *_IMAGES),
             "Rounds": ("mu", "init", "init_epochs", "probe_data"),
             "Local training": (
+                *("optimizer_args", "scheduler", "scheduler_args", "accumulate", "patience"),
                 *("momentum", "weight_decay", "clip_norm", "mixed_precision"),
                 *("partial_weight_decay", "last_rate_factor", "last_epochs_factor"),
                 "last_weight_decay",
             ),
             "Clients and state": (
                 *("cpus_per_client", "gpus_per_client", "threads_per_client"),
-                *("client_timeout", "min_clients"),
+                *("client_timeout", "min_clients", "logger"),
             ),
             "Matching": _MATCHING,
             "Architecture": (*_FEEDING, "match_by_order"),

@@ -214,6 +214,11 @@ _BY_COMMAND: Mapping[str, Sequence[Option]] = {  # what differs in one command f
             kind=Path,
         ),
         Option("resume", "Go on where a stopped run was", kind=bool),
+        Option(
+            "logger",
+            "Tell your class (log(event), close()) of every event, or write for TensorBoard",
+            "FILE.py:CLASS|tensorboard",
+        ),
         Option("events", "Write one line of JSON per event", "FILE.jsonl", kind=Path),
     ),
     "demo": (

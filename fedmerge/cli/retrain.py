@@ -245,6 +245,7 @@ def _retrained(
             **{name: given[name] for name in ("output", "force", "shard_size", "report", "resume")},
             image=image_options(given),
             work_dir=given["work_dir"] or default_work_dir(given["output"]),
+            logger=given["logger"],
             prepared=prepared,
             hear=hear,
         )

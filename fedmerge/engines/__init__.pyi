@@ -10,7 +10,13 @@ from .engine import (
     run_step as run_step,
     usable_cores as usable_cores,
 )
+from .flower_engine import FlowerEngine as FlowerEngine, answer_tasks as answer_tasks
 from .local import LocalEngine as LocalEngine
+from .nvflare_engine import (
+    MESSAGE as MESSAGE,
+    NvflareEngine as NvflareEngine,
+    answer_model as answer_model,
+)
 from .processes import (
     ProcessEngine as ProcessEngine,
     default_workers as default_workers,
@@ -26,3 +32,4 @@ from .ray_cluster import (
     is_address as is_address,
 )
 from .ray_engine import RayEngine as RayEngine
+from .remote import Site as Site

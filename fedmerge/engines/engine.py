@@ -211,6 +211,17 @@ class Reply:
     seconds: float = 0.0
 
 
+CallWork: TypeAlias = Callable[[str, Arrays, JsonObject, Place], Reply]  # such as `call_work`
+
+
+def in_time(reply: Reply, timeout: float | None) -> Reply:
+    """Return a reply, or that its work took too long."""
+    if timeout is None or reply.seconds <= timeout:
+        return reply
+    message = f"took {reply.seconds:.3g} s, allowed are {timeout:g} s"
+    return Reply("timeout", message=message, seconds=reply.seconds)
+
+
 def find_work(reference: str) -> Work:
     """Return the function that "package.module:name" stands for."""
     module, _, name = reference.partition(":")

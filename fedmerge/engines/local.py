@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from fedmerge.engines.engine import ClientInfo, Outcome, Reply, Task, call_work
+from fedmerge.engines.engine import ClientInfo, Outcome, Task, call_work, in_time
 from fedmerge.values.work import Place
 
 
@@ -30,10 +30,7 @@ class LocalEngine:
         place = Place(self._device, self._threads, timeout)
         for task in tasks:
             reply = call_work(task.function, task.arrays, task.settings, place)
-            if timeout is not None and reply.seconds > timeout:
-                message = f"took {reply.seconds:.3g} s, allowed are {timeout:g} s"
-                reply = Reply("timeout", message=message, seconds=reply.seconds)
-            yield Outcome(task.id, task.client, **vars(reply))
+            yield Outcome(task.id, task.client, **vars(in_time(reply, timeout)))
 
     def close(self) -> None:
         """Do nothing: nothing was started."""

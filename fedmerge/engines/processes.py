@@ -31,7 +31,7 @@ from fedmerge.process import STDERR, STDIN, STDOUT, guard_messages, listening, p
 from fedmerge.values.arrays import Array
 from fedmerge.values.work import Arrays, JsonObject, Place
 
-_LENGTH = 8  # bytes
+HEADER_LENGTH = 8  # bytes
 
 
 def send(stream: IO[bytes], message: JsonObject, arrays: Arrays) -> None:
@@ -39,7 +39,7 @@ def send(stream: IO[bytes], message: JsonObject, arrays: Arrays) -> None:
     contiguous = {name: np.require(array, requirements="C") for name, array in arrays.items()}
     entries = [[name, array.dtype.str, array.shape] for name, array in contiguous.items()]
     header = json.dumps({"message": dict(message), "arrays": entries}).encode()
-    stream.write(len(header).to_bytes(_LENGTH, "little") + header)
+    stream.write(len(header).to_bytes(HEADER_LENGTH, "little") + header)
     for array in contiguous.values():
         stream.write(_bytes_of(array))
     stream.flush()
@@ -47,7 +47,7 @@ def send(stream: IO[bytes], message: JsonObject, arrays: Arrays) -> None:
 
 def receive(stream: IO[bytes]) -> tuple[dict[str, Any], dict[str, Array]]:
     """Read one message; `EOFError` where the stream ends before it does."""
-    length = int.from_bytes(_exactly(stream, _LENGTH), "little")
+    length = int.from_bytes(_exactly(stream, HEADER_LENGTH), "little")
     header = json.loads(_exactly(stream, length))
     arrays: dict[str, Array] = {}
     for name, dtype, shape in header["arrays"]:

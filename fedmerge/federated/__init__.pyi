@@ -34,6 +34,7 @@ from .options import (
     EngineName as EngineName,
     RetrainOptions as RetrainOptions,
     Running as Running,
+    changed_retrain_options as changed_retrain_options,
     retrain_options as retrain_options,
     running_options as running_options,
 )

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 from fedmerge.engines import Outcome, Status
+from fedmerge.errors import TrainingCodeError, UsageError
 from fedmerge.federated.federation import Round
 from fedmerge.merging.record_schema import Metrics, RoundEntry
+from fedmerge.user_code import find_object, user_code
 
 
 @dataclass(frozen=True)
@@ -129,6 +132,89 @@ _NAMES: Mapping[type[object], str] = {
     RoundDone: "round-done",
     RunFinished: "run-finished",
 }
+
+
+class Logger(Protocol):
+    """What `logger` names: the user's own, or TensorBoard's."""
+
+    def log(self, event: Mapping[str, Any]) -> None:
+        """Take an event as JSON values; its kind is under `event`."""
+
+    def close(self) -> None:
+        """End: the run is over."""
+
+
+class TensorBoard:
+    """Writes losses, metrics and bytes for TensorBoard, in its folder `runs`."""
+
+    def __init__(self) -> None:
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError:
+            raise UsageError(
+                "tensorboard is not installed, which `logger=tensorboard` writes with",
+                "pip install tensorboard",
+            ) from None
+        self._writer: Any = SummaryWriter()
+
+    def log(self, event: Mapping[str, Any]) -> None:
+        """Write the numbers of a client or a round."""
+        for name, value in numbers_of(event).items():
+            self._writer.add_scalar(name, value, event["round"])
+
+    def close(self) -> None:
+        """Write what is left."""
+        self._writer.close()
+
+
+def numbers_of(event: Mapping[str, Any]) -> dict[str, float]:
+    """Return what of an event is drawn over rounds: a client's loss, a round's numbers.
+
+    >>> numbers_of({"event": "client-finished", "round": 2, "client": "a", "loss": 0.5})
+    {'loss/a': 0.5}
+    """
+    if event["event"] == "client-finished":
+        return {f"loss/{event['client']}": event["loss"]}
+    if event["event"] != "round-done":
+        return {}
+    found = {"loss": event["loss"], **(event["metrics"] or {})}
+    found |= {name: event[name] for name in ("bytes_up", "bytes_down")}
+    return {f"global/{name}": value for name, value in found.items() if value is not None}
+
+
+LOGGERS: Mapping[str, Callable[[], Logger]] = {"tensorboard": TensorBoard}
+
+
+@contextmanager
+def logging(name: str | None) -> Iterator[HearEvent]:
+    """Let the user's own logger, or one of the table, hear of a run."""
+    if name is None:
+        yield ignore
+        return
+    what = f"the logger '{name}' fails"
+    made: Any = LOGGERS.get(name) or find_object(name, what="logger")
+    with user_code(what, error=TrainingCodeError):
+        logger: Logger = made() if callable(made) else made
+
+    def hear(event: Event) -> None:
+        with user_code(what, error=TrainingCodeError):
+            logger.log(event_to_json(event))
+
+    try:
+        yield hear
+    finally:
+        with user_code(what, error=TrainingCodeError):
+            logger.close()
+
+
+def told_to(*listeners: HearEvent) -> HearEvent:
+    """Return what tells an event to all listeners in turn."""
+
+    def hear(event: Event) -> None:
+        for listener in listeners:
+            listener(event)
+
+    return hear
 
 
 def ignore(event: Event) -> None:

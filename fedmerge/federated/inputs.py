@@ -6,6 +6,7 @@ import glob
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,6 @@ from fedmerge.merging.client_sources import Source, expand_sources, open_clients
 from fedmerge.merging.merge_record import consistent_record
 from fedmerge.training import (
     EVALUATION_KEYS,
-    Shard,
     find_task,
     pair_shards,
     read_shard,
@@ -37,7 +37,7 @@ from fedmerge.training import (
 )
 from fedmerge.training.data_formats import FORMATS, is_one_clients
 from fedmerge.training.samples import Data, is_named
-from fedmerge.training.shards import EVALUATION, natural_order, shard_of
+from fedmerge.training.shards import EVALUATION, as_returned, natural_order
 from fedmerge.user_code import (
     derived_seed,
     find_object,
@@ -46,7 +46,7 @@ from fedmerge.user_code import (
     seeded,
     state_of,
 )
-from fedmerge.values.arrays import Array, IntArray
+from fedmerge.values.arrays import IntArray
 from fedmerge.values.plans import Assignment, Plan
 
 SHARD_SUFFIXES = tuple(FORMATS)
@@ -104,30 +104,24 @@ def rounds_on_objects(
             )
         evaluation = None if data is None else str(data)
         if data is not None and not is_named(data):
-            evaluation = hand_over(_always(shard_of(data, "data")))
+            evaluation = hand_over(_always(as_returned(data, "data")))
         yield RoundInputs(model, listed, names, evaluation)
 
 
-def _by_name(shards: Mapping[str, Data]) -> Callable[[str], tuple[Array, Array]]:
+def _by_name(shards: Mapping[str, Data]) -> Callable[[str], object]:
     """Return a function that gives a client's samples and targets; each is read once."""
-    known: dict[str, Shard] = {}
 
-    def load(client: str) -> tuple[Array, Array]:
+    @cache
+    def load(client: str) -> object:
         if client not in shards:
             raise UsageError(f"`shards` has no data of client '{client}'")
-        if client not in known:
-            known[client] = shard_of(shards[client], f"shards['{client}']", client=client)
-        return _arrays(known[client])
+        return as_returned(shards[client], f"shards['{client}']", client=client)
 
     return load
 
 
-def _always(shard: Shard) -> Callable[[str], tuple[Array, Array]]:
-    return lambda client: _arrays(shard)
-
-
-def _arrays(shard: Shard) -> tuple[Array, Array]:
-    return shard.x[:], shard.y
+def _always(data: object) -> Callable[[str], object]:
+    return lambda client: data
 
 
 @dataclass(frozen=True)
@@ -298,7 +292,6 @@ def check_model(
 
     One client's model stands for all: hidden widths change nothing of what fits.
     """
-    task = find_task(options.task)
     with seeded(options.seed, device):
         built = code.build()
         if isinstance(built, torch.jit.ScriptModule | torch.fx.GraphModule):
@@ -307,6 +300,7 @@ def check_model(
                 "give the code that builds it: file.py:name",
             )
         model = load_checkpoint(lambda: built, client)
+    task = find_task(options.task)
     if data is None:
         return
     shard = read_shard(

@@ -37,6 +37,9 @@ _PARTS = ("training", "preparation", "matching", "probes")  # fields that hold s
 PAPER_MU = 1e-3  # the best that the paper found for FedProx
 
 
+_OF_A_ROUND = ("seed", "proximal")  # settings of training that follow from `seed` and `mu`
+
+
 @dataclass(frozen=True)
 class RetrainOptions:
     """What the user may say about retraining; None leaves the choice to fedmerge.
@@ -102,6 +105,10 @@ class RetrainOptions:
             raise UsageError(
                 "`init=matched` is for methods that average", "fedma matches in every round"
             )
+        if self.settings.patience is not None and not self.held_out:
+            raise UsageError(
+                "`patience` needs samples to judge epochs by", "hold some out: `held_out=0.1`"
+            )
         if self.init != "matched" and self.probes != ProbeOptions():
             raise UsageError("`probe_data` is for `init=matched`")
 
@@ -136,7 +143,7 @@ class RetrainOptions:
 
         own = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in _PARTS}
         training = asdict(self.settings)
-        for of_a_round in ("seed", "proximal"):  # follow from --seed and --mu
+        for of_a_round in _OF_A_ROUND:
             del training[of_a_round]
         prepared = self.preparation
         normalize = ",".join(map(str, (*prepared.mean, *prepared.std))) or None
@@ -372,6 +379,7 @@ def changed_retrain_options(
     options, running = options or RetrainOptions(), running or Running()
     kinds = (RetrainOptions, TrainSettings, Running, MatchOptions)
     names_by_kind = [{field.name for field in fields(kind)} for kind in kinds]
+    names_by_kind[1] -= set(_OF_A_ROUND)  # `seed` is that of the matching
     check_names(RetrainOptions, changes, also=set().union(*names_by_kind))
     taken: set[str] = set()
     parts: list[dict[str, Any]] = []

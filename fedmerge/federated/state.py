@@ -361,13 +361,25 @@ class WorkDir:
             )
         return lock
 
-    def check_free(self) -> None:
-        """Refuse a folder in which something is, but for a run that did not finish a round."""
-        if any(not _is_of_the_start(path) for path in self.path.iterdir()):
+    def check_free(self, output: Path | None, *, force: bool) -> None:
+        """Refuse a folder in which something is, but for a run that did not finish a round.
+
+        With `force`, a run of the same output makes way, too.
+        """
+        left = [path for path in self.path.iterdir() if not _is_of_the_start(path)]
+        if force and output is not None and self.is_own(output):
+            left = [path for path in left if not _is_of_a_run(path)]
+        if left:
             raise UsageError(
                 f"{self.path}: is not empty",
                 f"go on with the run in it with `resume`, or {self._start_again}",
             )
+
+    def clear(self) -> None:
+        """Remove the state of a run, and nothing else."""
+        for path in self.path.iterdir():
+            if _is_of_a_run(path):
+                path.unlink()
 
     @property
     def _start_again(self) -> str:
@@ -442,6 +454,11 @@ def held_work_dir(path: str | Path | None) -> Iterator[WorkDir | None]:
 
 def _place_of(output: Path) -> str:
     return str(output.resolve())
+
+
+def _is_of_a_run(path: Path) -> bool:
+    """Whether a file is the state of a run that finished a round."""
+    return path.name in (RUN_FILE, STATE_FILE) or path.match(KEPT_FILES)
 
 
 def _is_of_the_start(path: Path) -> bool:

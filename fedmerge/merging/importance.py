@@ -180,15 +180,19 @@ def select_units(products: Float64Array, importance: Float64Array) -> Selection:
     order: list[int] = []
     losses = [float(weights @ left.diagonal())]
     while len(order) < count:
-        for unit in _best(left, weights, rank, math.ceil(count / TURNS)):
+        best = _best(left, weights, rank, math.ceil(count / TURNS))
+        columns, variances = np.zeros((count, len(best))), left.diagonal().copy()
+        for number, unit in enumerate(best):
             is_same = np.abs(products[unit]) > SAME
             rank[is_same] = np.minimum(rank[is_same], SAID)
             rank[unit] = CHOSEN
             weights[is_same] = 0.0
-            column = left[:, unit] / math.sqrt(max(left[unit, unit], NOISE**2))
-            left -= np.outer(column, column)
+            column = left[:, unit] - columns[:, :number] @ columns[unit, :number]
+            columns[:, number] = column / math.sqrt(max(column[unit], NOISE**2))
+            variances -= columns[:, number] ** 2
             order.append(unit)
-            losses.append(float(weights @ np.maximum(left.diagonal(), 0.0)))
+            losses.append(float(weights @ np.maximum(variances, 0.0)))
+        left -= columns @ columns.T  # at once: one product is many times faster than its columns
     return Selection(np.array(order, dtype=np.int64), np.array(losses))
 
 

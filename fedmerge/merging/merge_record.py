@@ -47,8 +47,9 @@ NEVER: Mapping[str, str] = {  # by a record, and why
     "allow_global": "it lets files name code",
     "force": "it lets files be overwritten",
     **dict.fromkeys(
-        ("model", "model_arg", "input_shape", "input_dtype", "numbers", "state"), _RUNS
+        ("model", "model_arg", "input_shape", "input_dtype", "numbers", "state", "logger"), _RUNS
     ),
+    "client_names": "it says whose data are read",
     **dict.fromkeys(("output", "report", "graph", "frontier_plot", "events", "work_dir"), _WRITES),
     **dict.fromkeys(("resume", "shard_size"), _WRITES),
     **dict.fromkeys(

@@ -194,7 +194,12 @@ class RecordedRounds:
     init: Init | None = None
     init_epochs: int | None = None
     task: str | None = None
-    optimizer: Literal["sgd", "adam"] | None = None
+    optimizer: str | None = None
+    optimizer_args: str | None = None
+    scheduler: str | None = None
+    scheduler_args: str | None = None
+    accumulate: int = 1
+    patience: int | None = None
     learning_rate: float | None = None
     momentum: float | None = None
     weight_decay: float | None = None

@@ -74,7 +74,8 @@ class OutputFiles:
         if self.report is not None or self.image is not None:
             self._check_report(clients, can_run=can_run)
         if state is not None and not self.resume:
-            state.check_free()
+            output = None if self.output is None else Path(self.output)
+            state.check_free(output, force=self.force)
 
     def check_clients(self, clients: Sequence[Checkpoint]) -> None:
         """Refuse a Lightning checkpoint that the first client gives no values for."""

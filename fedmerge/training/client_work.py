@@ -14,7 +14,13 @@ from torch import nn
 from fedmerge.errors import FedmergeError, TrainingError, UserCodeError
 from fedmerge.training.data_formats import Reading
 from fedmerge.training.evaluation import evaluate, try_model
-from fedmerge.training.local_training import limited_threads, load_arrays, train_model
+from fedmerge.training.local_training import (
+    limited_threads,
+    load_arrays,
+    make_optimizer,
+    make_scheduler,
+    train_model,
+)
 from fedmerge.training.samples import Preparation
 from fedmerge.training.shards import (
     EVALUATION_KEYS,
@@ -125,6 +131,7 @@ def _try_shard(work: ClientWork, shard: Shard, place: Place) -> IntArray | None:
     task = find_task(work.task)
     with limited_threads(place.threads), seeded(work.training.seed, place.device):
         model = _find_builder(work.builder)({}, **work.arguments)
+        make_scheduler(make_optimizer(list(model.parameters()), work.training), work.training)
         try_model(model, shard, task, training=True, device=place.device)
         return count_classes(task, shard.targets)
 
@@ -137,7 +144,7 @@ def train(arrays: Arrays, settings: JsonObject, place: Place) -> WorkResult:
     """
     deadline = None if place.timeout is None else time.monotonic() + place.timeout
     work = ClientWork.from_json(settings)
-    (shard, _), task = _training_parts(work), find_task(work.task)
+    (shard, held), task = _training_parts(work), find_task(work.task)
     model, unsaid = _built(work, arrays, place)
     trained = train_model(
         model,
@@ -145,6 +152,7 @@ def train(arrays: Arrays, settings: JsonObject, place: Place) -> WorkResult:
         task,
         work.training,
         frozen=work.frozen,
+        held=held,
         place=place,
         progress=_until(deadline),
     )

@@ -7,14 +7,16 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from inspect import signature
+from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
 
 from fedmerge.errors import TrainingCodeError, TrainingError, UsageError
-from fedmerge.training.evaluation import call_model, calling_task, naming
-from fedmerge.training.shards import Shard
+from fedmerge.training.evaluation import call_model, calling_task, evaluate, naming
+from fedmerge.training.shards import Inputs, Shard
 from fedmerge.training.tasks import LearningTask
 from fedmerge.user_code import (
     optional_tensors,
@@ -26,7 +28,7 @@ from fedmerge.user_code import (
     user_code,
 )
 from fedmerge.values.arrays import Array, DType, IntArray
-from fedmerge.values.run_settings import Optimizer, TrainSettings
+from fedmerge.values.run_settings import TrainSettings, arguments_of
 from fedmerge.values.wording import Progress, silent
 from fedmerge.values.work import Arrays, Place
 
@@ -133,19 +135,21 @@ def train_model(
     *,
     frozen: Collection[str] = (),
     place: Place = Place(),  # noqa: B008 (a frozen value)
+    held: Shard | None = None,
     progress: Progress = silent,
 ) -> Trained:
     """Train the module in place, with the tensors named in `frozen` left as they are.
 
     A module that keeps statistics, such as a batch norm, and has a frozen tensor is used as in
     evaluation. On CPU, the same module, shard, settings and threads give the same bits. Rate,
-    epochs and decay are the settings' own: `TrainSettings.at` gives those of a stage.
+    epochs and decay are the settings' own: `TrainSettings.at` gives those of a stage. With
+    `patience`, `held` tells which epoch's model is kept.
     """
     began = time.monotonic()
     placed(model, place.device)
     with limited_threads(place.threads), seeded(settings.seed, place.device), naming(shard):
         with _freezing(model, frozen) as trainable:
-            training = _Training(model, shard, task, settings, trainable, place.device)
+            training = _Training(model, shard, task, settings, trainable, place.device, held)
             losses = training.run(progress)
         arrays = read_arrays(model, without=frozen)
         _check_weights(named_tensors(model))
@@ -163,12 +167,15 @@ class _Training:
         settings: TrainSettings,
         trainable: Sequence[nn.Parameter],
         device: str,
+        held: Shard | None,
     ) -> None:
         self._model, self._shard, self._task, self._settings = model, shard, task, settings
         self._trainable, self._device = trainable, device
         anchored = trainable if settings.proximal else ()
         self._start = [parameter.detach().clone() for parameter in anchored]
-        self._optimizer = _OPTIMIZERS[settings.optimizer](trainable, settings)
+        self._held = held
+        self._optimizer = make_optimizer(trainable, settings)
+        self._scheduler = make_scheduler(self._optimizer, settings)
         self._precision: Precision = choose_precision(device, mixed=settings.mixed_precision)
         self._scaler = self._precision.scaler()
         self._shuffler = torch.Generator().manual_seed(settings.seed)
@@ -176,13 +183,18 @@ class _Training:
     def run(self, progress: Progress) -> tuple[float, ...]:
         """Train all epochs and return the mean loss of each."""
         means: list[float] = []
+        best = _Best(self._model, self._settings.patience)
         for epoch in range(self._settings.epochs):
             if epoch and self._shard.draw is not None:
                 self._shard = self._shard.draw()
             batches = _batches(len(self._shard), self._settings.batch_size, self._shuffler)
             losses = []
             for number, rows in enumerate(batches):
-                losses.append(self._step(rows))
+                place = number % self._settings.accumulate
+                size = min(self._settings.accumulate, len(batches) - number + place)
+                losses.append(self._gradients(rows, size, is_first=not place))
+                if place + 1 == size:
+                    self._step()
                 done = epoch * len(batches) + number + 1
                 progress("training", done, self._settings.epochs * len(batches))
             # Looked at once per epoch: reading a number makes an accelerator wait.
@@ -191,26 +203,50 @@ class _Training:
                 raise TrainingError(
                     f"the loss became NaN or infinite in epoch {epoch + 1}", _DIVERGED_HINT
                 )
+            if self._scheduler is not None:
+                with _own_arguments("scheduler"):
+                    self._scheduler.step()
+            if best.has_enough(self._held_loss):
+                break
+        best.restore()
         return tuple(means)
 
-    def _step(self, rows: IntArray) -> torch.Tensor:
-        """Take one step of the optimizer and return the batch's loss."""
+    def _held_loss(self) -> float:
+        assert self._held is not None
+        return evaluate(self._model, self._held, self._task, device=self._device).loss
+
+    def _gradients(self, rows: IntArray, size: int, *, is_first: bool) -> torch.Tensor:
+        """Add a batch's gradients, one of `size` that make a step, and return its loss."""
         x, y = self._shard.batch(rows, self._device)
-        self._optimizer.zero_grad(set_to_none=True)
+        if is_first:
+            self._optimizer.zero_grad(set_to_none=True)
         with self._precision():
-            outputs = call_model(self._model, x)
-            with calling_task(self._task):
-                loss = self._task.loss(outputs, y)
+            loss = self._loss(x, y)
         _check_loss(loss)
-        scaled = self._scaler.scale(loss + self._proximal_term())
+        scaled = self._scaler.scale((loss + self._proximal_term()) / size)
         with user_code("the model can't be trained", of=self._model, error=TrainingCodeError):
             torch.autograd.backward(scaled)
+        return loss.detach()
+
+    def _loss(self, x: Inputs, y: torch.Tensor) -> torch.Tensor:
+        """Return a batch's loss: the task's, or what its own step of training makes of it."""
+        own_step = getattr(self._task, "train_step", None)
+        if own_step is not None:
+            with calling_task(self._task):
+                loss: torch.Tensor = own_step(self._model, x, y)
+            return loss
+        outputs = call_model(self._model, x)
+        with calling_task(self._task):
+            return self._task.loss(outputs, y)
+
+    def _step(self) -> None:
+        """Let the optimizer take a step."""
+        with user_code("the model can't be trained", of=self._model, error=TrainingCodeError):
             if self._settings.clip_norm is not None:
                 self._scaler.unscale_(self._optimizer)
                 nn.utils.clip_grad_norm_(self._trainable, self._settings.clip_norm)
             self._scaler.step(self._optimizer)
             self._scaler.update()
-        return loss.detach()
 
     def _proximal_term(self) -> torch.Tensor | float:
         """Return FedProx's mu/2 ‖w - w_start‖² over the trained parameters."""
@@ -221,19 +257,87 @@ class _Training:
         return self._settings.proximal / 2 * distance
 
 
-_OPTIMIZERS: Mapping[
-    Optimizer, Callable[[Sequence[nn.Parameter], TrainSettings], torch.optim.Optimizer]
-] = {
-    "sgd": lambda parameters, settings: torch.optim.SGD(
-        parameters,
-        lr=settings.learning_rate,
-        momentum=settings.momentum,
-        weight_decay=settings.weight_decay,
-    ),
-    "adam": lambda parameters, settings: torch.optim.Adam(
-        parameters, lr=settings.learning_rate, weight_decay=settings.weight_decay
-    ),
-}
+class _Best:
+    """The best model of the epochs so far, where somebody is patient enough to look for it."""
+
+    def __init__(self, model: nn.Module, patience: int | None) -> None:
+        self._model, self._patience = model, patience
+        self._loss, self._since = math.inf, 0
+        self._kept: dict[str, torch.Tensor] = {}
+
+    def has_enough(self, measure: Callable[[], float]) -> bool:
+        """Take note of the model as it is now; return whether it has not improved for long."""
+        if self._patience is None:
+            return False
+        loss = measure()
+        if loss < self._loss:
+            self._loss, self._since = loss, 0
+            self._kept = {n: t.detach().clone() for n, t in named_tensors(self._model).items()}
+            return False
+        self._since += 1
+        return self._since >= self._patience
+
+    def restore(self) -> None:
+        """Give the model the weights that were best."""
+        tensors = named_tensors(self._model)
+        for name, kept in self._kept.items():
+            tensors[name].copy_(kept)
+
+
+def make_optimizer(
+    parameters: Sequence[nn.Parameter], settings: TrainSettings
+) -> torch.optim.Optimizer:
+    """Return the optimizer that settings name, with those of their values that it takes."""
+    known = _classes(torch.optim, torch.optim.Optimizer)
+    made = _found(settings.optimizer, known, "optimizer")
+    takes = signature(made).parameters
+    usual: dict[str, Any] = {"lr": settings.learning_rate, "weight_decay": settings.weight_decay}
+    if made is torch.optim.SGD:
+        usual["momentum"] = settings.momentum
+    own = {name: value for name, value in usual.items() if name in takes}
+    with _own_arguments("optimizer"):
+        arguments = {**own, **arguments_of(settings.optimizer_args)}
+        optimizer: torch.optim.Optimizer = made(parameters, **arguments)
+    return optimizer
+
+
+def make_scheduler(optimizer: torch.optim.Optimizer, settings: TrainSettings) -> Any:
+    """Return the scheduler that settings name, None if they name none."""
+    if settings.scheduler is None:
+        return None
+    schedulers = torch.optim.lr_scheduler
+    made = _found(settings.scheduler, _classes(schedulers, schedulers.LRScheduler), "scheduler")
+    with _own_arguments("scheduler"):
+        return made(optimizer, **arguments_of(settings.scheduler_args))
+
+
+_NOT_HERE = ("lbfgs", "reducelronplateau")  # they need a closure, or a number at every step
+
+
+def _classes(module: Any, base: type) -> dict[str, Any]:
+    """Return the classes of a module that can be named, by their names in small letters."""
+    found = {name.lower(): made for name, made in vars(module).items() if isinstance(made, type)}
+    return {
+        name: made
+        for name, made in found.items()
+        if issubclass(made, base) and made is not base and name not in _NOT_HERE
+    }
+
+
+def _found(name: str, known: Mapping[str, Any], what: str) -> Any:
+    if name.lower() not in known:
+        names = sorted(made.__name__ for made in set(known.values()))
+        raise UsageError(f"`{what}` is '{name}', which is none of torch's", ", ".join(names))
+    return known[name.lower()]
+
+
+@contextmanager
+def _own_arguments(what: str) -> Iterator[None]:
+    """Take what torch refuses of arguments for what is wrong with the options."""
+    try:
+        yield
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise UsageError(f"`{what}` can't be made of its arguments: {error}") from error
 
 
 @contextmanager

@@ -133,9 +133,22 @@ def shard_of(
     arrays = arrays_of(data, argument)
     if "y" not in arrays:
         raise UsageError(f"`{argument}` has samples but no targets, expected both (x, y)")
-    return Shard(
-        client or argument, arrays["x"], arrays["y"], preparation or Preparation(), argument
-    )
+    prepared = preparation or Preparation()
+    return Shard(client or argument, arrays["x"], arrays["y"], prepared, argument, _more(arrays))
+
+
+def as_returned(data: Data, argument: str, *, client: str = "") -> object:
+    """Return data as the user's function might: views of a data set may differ in every epoch."""
+    if isinstance(data, Dataset | DataLoader):
+        return data
+    shard = shard_of(data, argument, client=client)
+    inputs = [rows[:] for rows in (shard.x, *shard.more)]
+    return (tuple(inputs) if shard.more else inputs[0]), shard.y
+
+
+def _more(arrays: Mapping[str, Array]) -> tuple[Array, ...]:
+    """Return the further inputs of a model."""
+    return tuple(array for name, array in arrays.items() if name.startswith("x."))
 
 
 def read_shard(
@@ -204,8 +217,7 @@ def pair_shards(clients: Sequence[str], paths: Sequence[Path]) -> Pairing:
 def _called(reference: str, client: str, preparation: Preparation, reading: Reading) -> Shard:
     """Return the shard that the user's function gives; of a data set, views may differ."""
     result, arrays = _call(reference, client, reading)
-    more = tuple(array for name, array in arrays.items() if name.startswith("x."))
-    shard = Shard(client, arrays["x"], arrays["y"], preparation, reference, more)
+    shard = Shard(client, arrays["x"], arrays["y"], preparation, reference, _more(arrays))
     if not isinstance(result, Dataset | DataLoader):
         return shard
     return replace(shard, draw=lambda: _called(reference, client, preparation, reading))

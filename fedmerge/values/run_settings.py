@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias
@@ -11,7 +12,6 @@ from fedmerge.values.option_fields import (
     check_options,
     from_one,
     number,
-    one_of,
     option,
     positive,
     seed_rule,
@@ -20,7 +20,6 @@ from fedmerge.values.option_fields import (
 
 EVALUATION_BATCH = 256  # samples; changes the time and the memory, not the result
 
-Optimizer: TypeAlias = Literal["sgd", "adam"]
 Stage: TypeAlias = Literal["whole", "partial", "last"]
 
 
@@ -32,7 +31,20 @@ class TrainSettings:
     from more.
     """
 
-    optimizer: Optimizer = option("How weights are trained", "sgd", values="sgd|adam")
+    optimizer: str = option(
+        "How weights are trained: a class of torch.optim, in any case", "sgd", values="NAME"
+    )
+    optimizer_args: str | None = option("Further arguments of it", values="NAME=VALUE,…")
+    scheduler: str | None = option(
+        "A class of torch.optim.lr_scheduler, which takes a step after every epoch", values="NAME"
+    )
+    scheduler_args: str | None = option("Its arguments", values="NAME=VALUE,…")
+    accumulate: int = option("Batches whose gradients make one step", 1, values="N")
+    patience: int | None = option(
+        "Keep the epoch's model that is best on the client's held-out samples, and stop after so "
+        "many epochs that are no better",
+        values="N",
+    )
     learning_rate: float = option(
         "Learning rate", 0.01, values="X", unset="0.01; 0.8 for language models"
     )
@@ -93,12 +105,43 @@ _STAGES: Mapping[Stage, Callable[[TrainSettings], Mapping[str, Any]]] = {
 LARGEST = 1e30  # of any number here: float32 holds it
 
 
+def _is_name(value: Any) -> bool:
+    return isinstance(value, str) and value.isidentifier()
+
+
+def _are_arguments(value: Any) -> bool:
+    try:
+        return isinstance(value, str) and isinstance(arguments_of(value), dict)
+    except ValueError:
+        return False
+
+
+def arguments_of(text: str | None) -> dict[str, Any]:
+    """Return literal values by name, as a call would have them.
+
+    >>> arguments_of("betas=(0.9, 0.95), amsgrad=True")
+    {'betas': (0.9, 0.95), 'amsgrad': True}
+    """
+    try:
+        call = ast.parse(f"f({text or ''})", mode="eval").body
+    except SyntaxError as error:
+        raise ValueError(f"{text!r} are no arguments") from error
+    if not isinstance(call, ast.Call) or call.args or any(k.arg is None for k in call.keywords):
+        raise ValueError(f"{text!r} are no named arguments")
+    return {str(keyword.arg): ast.literal_eval(keyword.value) for keyword in call.keywords}
+
+
 def _positive(value: Any) -> bool:
     return number(0, LARGEST)(value) and value > 0
 
 
 _RULES: Mapping[str, Rule] = {
-    "optimizer": one_of("sgd", "adam"),
+    "optimizer": (_is_name, "a class of torch.optim, e.g. adamw"),
+    "optimizer_args": (_are_arguments, "arguments such as betas=(0.9, 0.95), eps=1e-6"),
+    "scheduler": (_is_name, "a class of torch.optim.lr_scheduler, e.g. StepLR"),
+    "scheduler_args": (_are_arguments, "arguments such as step_size=5, gamma=0.5"),
+    "accumulate": from_one(),
+    "patience": from_one(),
     "learning_rate": (_positive, f"a positive number up to {LARGEST:g}"),
     "momentum": (lambda m: number(0, 1)(m) and m < 1, "a number from 0 to below 1"),
     "weight_decay": (number(0, LARGEST), "a number from 0"),

@@ -108,6 +108,40 @@ def test_averages_go_on_from_what_match_makes_of_checkpoints(scene: Scene, cli: 
     cli.refused(*other, code=2, says=says)
 
 
+LOGGER = """
+import json
+class Log:
+    def __init__(self):
+        self.file = open("log.jsonl", "w")
+    def log(self, event):
+        self.file.write(json.dumps([event["event"], event.get("loss")]) + "\\n")
+    def close(self):
+        self.file.write("[\\"closed\\", null]\\n")
+        self.file.close()
+class Broken(Log):
+    def log(self, event):
+        raise RuntimeError("no server")
+"""
+
+
+def test_a_logger_hears_of_everything_and_is_closed(
+    scene: Scene, cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(scene.folder)
+    (scene.folder / "log.py").write_text(LOGGER)
+    done = cli.done(*scene.command("g.pt", "--set", "logger=log.py:Log", "--json")).json
+    lines = [json.loads(line) for line in Path("log.jsonl").read_text().splitlines()]
+    assert [name for name, _ in lines if name in ("run-started", "round-done", "closed")] == [
+        "run-started", *["round-done"] * 3, "closed",
+    ]  # fmt: skip
+    losses = [loss for name, loss in lines if name == "round-done"]
+    means = [e["losses"] and sum(e["losses"].values()) / 3 for e in done["rounds"]]
+    assert losses[1:] == pytest.approx(means[1:])
+    broken = cli(*scene.command("h.pt", "--set", "logger=log.py:Broken"))
+    assert broken.code == 1
+    assert "the logger 'log.py:Broken' fails: RuntimeError: no server" in broken.err
+
+
 def test_a_trained_file_is_verified_without_computing_it_again(scene: Scene, cli: Cli) -> None:
     output = scene.folder / "g.pt"
     cli.done(*scene.command("g.pt"))
@@ -175,8 +209,9 @@ def test_the_end_of_a_run_is_written_again_by_resume(scene: Scene, cli: Cli) -> 
     cli.done(*command)
     before = listing(scene.folder)
     cli.refused(*command, code=2, says=["g.pt: exists already"])
-    cli.refused(*command, "--force", code=2, says=["g.pt.work: is not empty", "--resume"])
     (scene.folder / "g.pt").unlink()
+    (scene.folder / "g.pt.json").unlink()
+    cli.refused(*command, code=2, says=["g.pt.work: is not empty", "--resume"])
     cli.done(*command, "--resume")
     cli.done(*command, "--resume")  # its own output is no overwrite
     after = listing(scene.folder)

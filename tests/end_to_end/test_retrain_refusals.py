@@ -103,7 +103,25 @@ def test_what_all_clients_fail_at_is_one_line_and_does_not_block_the_name(
     assert hint == "hint: lower --learning-rate, or limit the gradient with --set clip_norm"
     cli.done(*scene.command("g.pt", clients=[]))
     says = ["g.pt.work: is not empty", "--resume", f"rm -r {scene.folder / 'g.pt.work'}"]
-    cli.refused(*scene.command("g.pt", "--force", clients=[]), code=2, says=says)
+    place = ("--work-dir", scene.folder / "g.pt.work")  # of another output
+    cli.refused(*scene.command("h.pt", *place, "--force", clients=[]), code=2, says=says)
+
+
+def test_force_clears_the_work_dir_of_the_same_output_and_no_other(scene: Scene, cli: Cli) -> None:
+    cli.done(*scene.command("g.pt"))
+    first = (scene.folder / "g.pt").read_bytes()
+    again = cli.done(*scene.command("g.pt", "--force", "--seed", 1))
+    assert "resumed" not in again.err
+    assert (scene.folder / "g.pt").read_bytes() != first
+    says = ["g.pt.work: is not empty"]
+    other = scene.command("h.pt", "--force", "--work-dir", scene.folder / "g.pt.work")
+    cli.refused(*other, code=2, says=says)
+    (scene.folder / "g.pt.work" / "note.txt").write_text("mine")
+    cli.refused(*scene.command("g.pt", "--force"), code=2, says=says)
+    kept = (scene.folder / "g.pt.work" / STATE_FILE).read_bytes()
+    (scene.folder / "g.pt.work" / "note.txt").unlink()
+    cli.refused(*scene.command("g.pt", "--force", "--epochs", 0), code=2, says=["--epochs is 0"])
+    assert (scene.folder / "g.pt.work" / STATE_FILE).read_bytes() == kept
 
 
 def test_a_run_without_a_round_is_taken_over_by_resume_too(scene: Scene, cli: Cli) -> None:

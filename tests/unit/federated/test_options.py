@@ -7,7 +7,7 @@ import json
 import pytest
 
 import fedmerge
-from fedmerge.federated import retrain_options, running_options
+from fedmerge.federated import changed_retrain_options, retrain_options, running_options
 
 
 def test_options_come_back_from_json() -> None:
@@ -73,3 +73,11 @@ def test_a_command_line_says_how_a_run_is_carried_out() -> None:
     running = running_options(given)
     assert (running.engine, running.workers) == ("processes", 3)
     assert running.policy == fedmerge.RetryPolicy(timeout=7.0)
+
+
+def test_the_seed_by_keyword_is_that_of_the_run() -> None:
+    """It once went to the settings of training, where every round replaces it."""
+    options, _ = changed_retrain_options(None, None, {"seed": 7, "momentum": 0.5})
+    assert (options.seed, options.settings.momentum) == (7, 0.5)
+    with pytest.raises(fedmerge.UsageError, match="there is no option `proximal`"):
+        changed_retrain_options(None, None, {"proximal": 0.1})

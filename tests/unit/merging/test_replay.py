@@ -24,7 +24,7 @@ def test_the_list_is_this_one() -> None:
     """Whoever adds to it has to say so here."""
     assert {
         *("method", "preset", "match_threshold", "max_growth", "max_params"),
-        *("merge_units", "lead", "drop_outliers"),
+        *("merge_units", "lead", "drop_outliers", "scale"),
         *("effort", "gamma", "sigma", "sigma0", "sweeps", "refine", "seed"),
         *("solver", "tie_breaker", "client_weight", "class_counts", "keep", "dtype"),
         *("match_by_order", "flatten", "assume_chain", "key", "weights"),
@@ -33,7 +33,9 @@ def test_the_list_is_this_one() -> None:
         *("method", "passes", "rounds", "mu", "init", "init_epochs", "task", "optimizer"),
         *("learning_rate", "momentum", "weight_decay", "epochs", "batch_size", "clip_norm"),
         *("mixed_precision", "partial_weight_decay", "last_rate_factor", "last_epochs_factor"),
-        *("last_weight_decay", "normalize", "channels_last"),
+        *("last_weight_decay", "normalize", "channels_last", "held_out", "no_class_counts"),
+        *("x_key", "y_key", "classes", "optimizer_args", "scheduler", "scheduler_args"),
+        *("accumulate", "patience"),
     } == REPLAYED_ROUNDS
 
 

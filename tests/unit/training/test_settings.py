@@ -25,7 +25,7 @@ def test_language_models_keep_one_rate() -> None:
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("optimizer", "lion"),
+        ("optimizer", "torch.optim.SGD"),
         ("learning_rate", 0),
         ("learning_rate", float("nan")),
         ("learning_rate", 1e31),

@@ -1,0 +1,1 @@
+"""Matched averaging of digits with Flower."""

@@ -93,7 +93,7 @@ def _costs(rows: Array, columns: Array) -> Float64Array:
     """Return the squared distances (rows, columns) of units (units, features)."""
     one, other = rows.astype(np.float64), columns.astype(np.float64)
     squares = (one**2).sum(1)[:, None] + (other**2).sum(1) - 2 * one @ other.T
-    return np.maximum(squares, 0.0)
+    return np.asarray(np.maximum(squares, 0.0))
 
 
 def coupling(costs: Float64Array, regularisation: float) -> Float64Array:

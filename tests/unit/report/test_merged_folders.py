@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -27,7 +28,7 @@ ALONE = {  # what belongs to a training run, or is code
 }  # fmt: skip
 
 PROCESSOR = "preprocessor_config.json"
-FITTED = {"merge_units": "fit-in-place", "probe_count": 64}
+FITTED: dict[str, Any] = {"merge_units": "fit-in-place", "probe_count": 64}
 
 
 @pytest.fixture
@@ -106,12 +107,12 @@ def test_processors_go_along(
     ],
 )
 def test_a_card_says_what_was_done(
-    has_base: bool, options: dict[str, object], way: str, tmp_path: Path
+    has_base: bool, options: dict[str, Any], way: str, tmp_path: Path
 ) -> None:
     base = saved(FAMILIES["GPT-2"], tmp_path / "base", seed=1)
     copies = shuffled if options.get("probe") == "none" else nudged
     clients = [copies(base, tmp_path / name, seed=k) for k, name in enumerate("ab", 2)]
-    given = {**options, **({"base": base} if has_base else {})}
+    given: dict[str, Any] = {**options, **({"base": base} if has_base else {})}
     fedmerge.match(clients, output=tmp_path / "merged", **given)
     card = (tmp_path / "merged/README.md").read_text()
     assert f"by fedmerge {fedmerge.__version__}, which {way}" in card

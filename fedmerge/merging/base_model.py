@@ -199,8 +199,8 @@ def check_base_options(options: RecordedOptions, *, has_base: bool) -> None:
             raise UsageError("`scale` says nothing without `base`", "give the base model, too")
         return
     said = [name for name in MATCHES if getattr(options, name) is not None]
-    if options.method == "ensemble":
-        said.append("method=ensemble")
+    if options.method in ("ensemble", "ot"):
+        said.append(f"method={options.method}")
     if options.merge_units == "fit":
         said.append("merge_units=fit")
     if options.max_growth not in (None, 1):

@@ -143,7 +143,7 @@ def test_options_are_checked_before_the_work_dir(scene: Scene, cli: Cli) -> None
     [
         (("--method", "fedavg", "--passes", 2), "--passes is for --method fedma only"),
         (("--method", "fedprox", "--max-growth", 1), "--max-growth is for --method fedma only"),
-        (("--rounds", 2), "--rounds is for --method fedavg and fedprox only"),
+        (("--rounds", 2), "--rounds is for --method fedavg, fedprox and afl only"),
         (("--method", "fedavg", "--set", "mu=1"), "--set mu is for --method fedprox only"),
         (("--workers", 2), "--workers is for --engine processes only"),
         (

@@ -125,15 +125,17 @@ def compare(
 
     Nothing is written. Further keywords are options of the match by their names.
     """
-    from fedmerge.merging.comparison import compare
+    from fedmerge.merging.comparison import WITH_ROWS, compare
     from fedmerge.merging.evaluations import EvaluationOptions, open_judge
 
     options, probes = changed_match_options(options, probes, changes)
+    if options.method in WITH_ROWS:
+        options = replace(options, method="fedma")
     judge = open_judge(data, evaluation or EvaluationOptions())
     code = code_of(model)
     session = open_session(
         clients,
-        replace(options, method="fedma"),
+        options,
         model=code.fed_with(judge.shard),
         plan=plan,
         device=judge.options.device,

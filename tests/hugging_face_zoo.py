@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from torch import Tensor
 
 from fedmerge.architecture import plan_checked, solve_widths
@@ -18,6 +19,7 @@ from fedmerge.architecture.from_code import float_tensors, permuted
 from fedmerge.architecture.from_library import ConfiguredModel, library_model
 
 TOKENS = 41
+HEADS = "num_attention_heads and num_key_value_heads"
 
 
 @dataclass(frozen=True)
@@ -28,6 +30,11 @@ class Family:
     config: str
     settings: Mapping[str, Any]
     grows: tuple[str, ...]
+
+    @property
+    def says(self) -> set[str]:
+        """The fields that grow with the release of transformers that is installed."""
+        return {name for name in self.grows if name != HEADS or _takes_any_heads(self)}
 
 
 _TEXT: dict[str, Any] = {
@@ -66,37 +73,37 @@ FAMILIES: Mapping[str, Family] = {
         "LlamaForCausalLM",
         "LlamaConfig",
         {**_DECODER, "tie_word_embeddings": True},
-        ("intermediate_size",),
+        ("intermediate_size", HEADS),
     ),
     "Llama, untied": Family(
         "LlamaForCausalLM",
         "LlamaConfig",
         {**_DECODER, "tie_word_embeddings": False},
-        ("intermediate_size",),
+        ("intermediate_size", HEADS),
     ),
     "Qwen 2": Family(
         "Qwen2ForCausalLM",
         "Qwen2Config",
         _DECODER,
-        ("intermediate_size", "num_attention_heads and num_key_value_heads"),
+        ("intermediate_size", HEADS),
     ),
     "Qwen 3": Family(
         "Qwen3ForCausalLM",
         "Qwen3Config",
         _DECODER,
-        ("intermediate_size", "num_attention_heads and num_key_value_heads"),
+        ("intermediate_size", HEADS),
     ),
     "Mistral": Family(
         "MistralForCausalLM",
         "MistralConfig",
         _DECODER,
-        ("intermediate_size", "num_attention_heads and num_key_value_heads"),
+        ("intermediate_size", HEADS),
     ),
     "Gemma": Family(
         "GemmaForCausalLM",
         "GemmaConfig",
         _DECODER,
-        ("intermediate_size", "num_attention_heads and num_key_value_heads"),
+        ("intermediate_size", HEADS),
     ),
     "T5": Family(
         "T5ForConditionalGeneration",
@@ -151,6 +158,19 @@ FAMILIES: Mapping[str, Family] = {
         ("intermediate_size",),  # its first convolution has a group norm
     ),
 }  # fmt: skip
+
+
+def _takes_any_heads(family: Family) -> bool:
+    """Return whether a configuration takes heads that do not divide its hidden size.
+
+    That of a Llama does in transformers 5.0, and refuses them later.
+    """
+    odd = {**family.settings, "num_attention_heads": 6, "num_key_value_heads": 3}
+    try:
+        getattr(import_module("transformers"), family.config)(**odd)
+    except StrictDataclassError:
+        return False
+    return True
 
 
 def saved(family: Family, folder: Path, *, seed: int) -> Path:

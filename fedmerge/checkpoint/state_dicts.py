@@ -10,6 +10,7 @@ import torch
 
 from fedmerge.checkpoint.ema_copies import EMA, Tensors, choose_copy
 from fedmerge.checkpoint.files import MOST_TENSORS, Contents, ReadOptions, listed
+from fedmerge.checkpoint.lightning import STATE_DICT
 from fedmerge.checkpoint.pickle_machine import Inert, is_module
 from fedmerge.checkpoint.pickled_modules import class_of
 from fedmerge.checkpoint.tensors import StoredTensor, describe
@@ -18,6 +19,11 @@ from fedmerge.errors import CheckpointError
 _Leaf = TypeVar("_Leaf")
 _COMPILED = "_orig_mod"  # torch.compile, anywhere in a name
 _PARALLEL = "module"  # DataParallel, in front of all names
+_IN_TRAINING = "current_model_state"  # beside the average, by Lightning's WeightAveraging
+_AVERAGED = {  # there: which of the two is taken → the other, and what it is
+    STATE_DICT: (_IN_TRAINING, "the average of the weights"),
+    _IN_TRAINING: (STATE_DICT, "the weights in training"),
+}
 _WRAPPED = "model"  # Lightning and others, in front of all names; stays in written names
 
 
@@ -113,8 +119,17 @@ def choose(tree: object, options: ReadOptions, *, label: str) -> Choice:
         *_module_note(pool[0]),
         *(["optimizer states ignored"] if optimizer else []),
         *(f"the EMA copy '{location}' ignored" for location in copies),
+        *_averaged_note(found, pool[0].location),
     )
     return Choice(pool[0], notes)
+
+
+def _averaged_note(found: list[Candidate], taken: str) -> tuple[str, ...]:
+    """Say which weights are taken where Lightning averaged them in training."""
+    other, what = _AVERAGED.get(taken, (None, ""))
+    if all(c.location != other for c in found):
+        return ()
+    return (f"{what} ('{taken}') taken, '{other}' ignored",)
 
 
 def _module_note(candidate: Candidate) -> tuple[str, ...]:
@@ -125,6 +140,9 @@ def _module_note(candidate: Candidate) -> tuple[str, ...]:
 
 
 def _pool(found: list[Candidate], options: ReadOptions) -> list[Candidate]:
+    if {STATE_DICT, _IN_TRAINING} <= {c.location for c in found}:
+        passed_over = STATE_DICT if options.weights == "raw" else _IN_TRAINING
+        found = [c for c in found if c.location != passed_over]
     raw = [c for c in found if not EMA.search(c.location)]
     ema = [c for c in found if EMA.search(c.location)]
     # An EMA copy may also hide among the names of the raw state dict.

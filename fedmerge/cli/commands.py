@@ -66,7 +66,7 @@ _TABLE = (
         },
         {
             "Output": ("shard_size", *_IMAGES),
-            "Matching": ("max_params", "scale", *_MATCHING),
+            "Matching": ("max_params", "scale", "regularisation", *_MATCHING),
             "Architecture": (*_FEEDING, "flatten", "match_by_order"),
             "Probes (with --model or a .pt2)": (
                 *(*_PROBES, "augment", "drop_outliers", "normalize", "channels_last"),
@@ -176,7 +176,7 @@ _TABLE = (
             "Running": ("dtype", "device", "config", "set", *_SAID),
         },
         {
-            "Matching": ("max_params", *_MATCHING),
+            "Matching": ("method", "regularisation", "max_params", *_MATCHING),
             "Architecture": (*_FEEDING, "match_by_order"),
             "Probes (with --model or a .pt2)": (*_PROBES, "augment"),
             "Reading files": ("weights",),

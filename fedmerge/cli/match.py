@@ -152,6 +152,8 @@ def _show_merge(merge: Merge, output: Path, terminal: Terminal) -> None:
         how = f", fine-tunes of {base.name}"
     elif is_planless:
         how = ", averaged element by element"
+    elif merge.options.method == "ot":
+        how += ", by optimal transport"
     title = f"{wording.count(len(merge.clients))} clients ({names}){how}"
     rows = [
         [

@@ -53,8 +53,8 @@ def run(given: Mapping[str, Any], terminal: Terminal) -> int:
             terminal.line(f"{how} its {found.recomputed} clients: equal")
         if found.fitted:
             terminal.line(
-                f"not recomputed: {found.fitted} tensors that depend on the probes; to check "
-                "these, merge again with the same options and compare"
+                f"not recomputed: {found.fitted} tensors that depend on more than the "
+                "assignments; to check these, merge again with the same options and compare"
             )
         if model is not None:
             terminal.line(

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import msgspec
 import numpy as np
 
+from fedmerge.checkpoint import check_shape
 from fedmerge.decoding import Count, Fail, Name, decode_json
 from fedmerge.engines.engine import (
     CallWork,
@@ -112,14 +113,19 @@ class _Header(msgspec.Struct):
 
 def from_bytes(content: Array, kind: type[Said], *, fail: Fail) -> tuple[dict[str, Array], Said]:
     """Return what `to_bytes` packed; of bytes that lie, nothing is allocated that they name."""
-    length = int.from_bytes(content[:HEADER_LENGTH].tobytes(), "little")
-    start = HEADER_LENGTH + length
-    if content.dtype != np.uint8 or content.ndim != 1 or start > content.size:
+    if content.dtype != np.uint8 or content.ndim != 1:
+        raise fail("it is no line of bytes")
+    start = HEADER_LENGTH + int.from_bytes(content[:HEADER_LENGTH].tobytes(), "little")
+    if start > content.size:
         raise fail("its bytes end before its header does")
     header = decode_json(content[HEADER_LENGTH:start].tobytes(), _Header, fail=fail)
     arrays: dict[str, Array] = {}
     for name, dtype_name, shape in header.arrays:
         dtype = _dtype(dtype_name, fail)
+        try:
+            check_shape(shape, dtype.itemsize)
+        except ValueError as error:
+            raise fail(f"'{name}': {error}") from error
         end = start + dtype.itemsize * prod(shape)
         if end > content.size:
             raise fail(f"its bytes end inside '{name}'")

@@ -292,7 +292,6 @@ def check_model(
 
     One client's model stands for all: hidden widths change nothing of what fits.
     """
-    task = find_task(options.task)
     with seeded(options.seed, device):
         built = code.build()
         if isinstance(built, torch.jit.ScriptModule | torch.fx.GraphModule):
@@ -301,6 +300,7 @@ def check_model(
                 "give the code that builds it: file.py:name",
             )
         model = load_checkpoint(lambda: built, client)
+    task = find_task(options.task)
     if data is None:
         return
     shard = read_shard(

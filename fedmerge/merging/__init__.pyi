@@ -79,4 +79,5 @@ from .refinement import (
 from .record_schema import GroupEntry as GroupEntry, SourceEntry as SourceEntry, rounded as rounded
 from .result import Merge as Merge, Solution as Solution
 from .session import Session as Session, prepare as prepare
+from .transport import coupling as coupling
 from .verification import verify as verify

@@ -269,11 +269,14 @@ def check_options(options: MatchOptions) -> None:
                 f"{option_name(option.name)} means nothing for LoRA adapters",
                 "their updates are averaged; `max_growth` and `client_weight` can be chosen",
             )
-    if options.method == "ensemble":
+    if options.method in _NO_MEAN:
         raise UsageError(
-            "`method=ensemble`: LoRA adapters cannot be set side by side",
+            f"`method={options.method}`: LoRA adapters cannot be {_NO_MEAN[options.method]}",
             "without `max_growth` their mean update is kept exactly",
         )
+
+
+_NO_MEAN = {"ensemble": "set side by side", "ot": "transported"}
 
 
 def merge_opened(

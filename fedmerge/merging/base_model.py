@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -14,12 +13,9 @@ from fedmerge.checkpoint import Checkpoint
 from fedmerge.errors import ArchitectureError, UsageError
 from fedmerge.merging.averages import PIECE
 from fedmerge.merging.client_sources import in_library_names, pieces_of
+from fedmerge.merging.options import MATCHES, RecordedOptions
 from fedmerge.values.clients import Client
 from fedmerge.values.wording import count, listed, percent
-
-if TYPE_CHECKING:  # the help of commands comes from here, which has to be quick
-    pass
-from fedmerge.merging.options import MATCHES, RecordedOptions
 
 LARGEST_CHANGE = 1.0  # length of a client's change ÷ the base's, from which on it is no fine-tune
 FEWEST = 0.5  # of the clients' numbers, that a base has to have
@@ -203,8 +199,8 @@ def check_base_options(options: RecordedOptions, *, has_base: bool) -> None:
             raise UsageError("`scale` says nothing without `base`", "give the base model, too")
         return
     said = [name for name in MATCHES if getattr(options, name) is not None]
-    if options.method == "ensemble":
-        said.append("method=ensemble")
+    if options.method in ("ensemble", "ot"):
+        said.append(f"method={options.method}")
     if options.merge_units == "fit":
         said.append("merge_units=fit")
     if options.max_growth not in (None, 1):

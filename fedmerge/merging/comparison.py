@@ -23,6 +23,7 @@ from fedmerge.checkpoint import (
 from fedmerge.errors import ArchitectureError
 from fedmerge.merging.evaluations import Judge, count_floats
 from fedmerge.merging.methods import average_to_beat, merge_session
+from fedmerge.merging.options import Method
 from fedmerge.merging.quality import Position, compared_rows, distance, same_decisions
 from fedmerge.merging.result import Merge
 from fedmerge.merging.session import Session
@@ -43,6 +44,7 @@ _NAMES: Mapping[Kind, str] = {
     "ensemble": "ensemble",
     "match": "one-shot match",
 }
+WITH_ROWS: tuple[Method, ...] = ("average", "ensemble")  # methods that are compared in any case
 _MERGES: tuple[Kind, ...] = ("match", "global")  # whoever asks for them wants to use them
 ACCURACY = "accuracy"  # the metric by which models are better or worse, if there is it
 ROUNDING = 1e-9  # means of the same predictions in batches differ by less
@@ -194,19 +196,20 @@ class _Table:
             merge = average_to_beat(self.session)
         except ArchitectureError as error:
             return Row("average", _NAMES["average"], reason=error.problem)
-        return self._merge_row("average", merge)
+        return self._merge_row("average", merge, _NAMES["average"])
 
     def match_row(self, progress: Progress) -> Row:
         """Return the row of the match, made in memory."""
-        return self._merge_row("match", merge_session(self.session, self.probes, progress))
+        method = self.session.options.method
+        name = _NAMES["match"] if method == "fedma" else f"{_NAMES['match']} ({method})"
+        return self._merge_row("match", merge_session(self.session, self.probes, progress), name)
 
     def merged_row(self, kind: Kind, name: str, checkpoint: Checkpoint) -> Row:
         """Return the row of a merged model."""
         found = self.judge.evaluate(self.code, checkpoint)
         return self._row(kind, name, found, count_floats(checkpoint))
 
-    def _merge_row(self, kind: Kind, merge: Merge) -> Row:
-        name = _NAMES[kind]
+    def _merge_row(self, kind: Kind, merge: Merge, name: str) -> Row:
         return self.merged_row(kind, name, from_state_dict(merge.state_dict(), name=name))
 
     def _row(self, kind: Kind, name: str, found: Evaluation, parameters: int) -> Row:

@@ -132,7 +132,7 @@ class MergeRecord:
     assignments: Mapping[str, Mapping[str, IntArray]]
     tensors: Mapping[str, str]  # written name → SHA-256
     is_trained: bool  # in rounds: its tensors don't follow from the sources alone
-    fitted: frozenset[str]  # tensors that don't either: they depend on the probes
+    fitted: frozenset[str]  # tensors that don't either: they depend on probes or couplings
     probes: ProbesEntry | None = None
     is_program: bool = False  # clients as branches: no widths, no assignments
     base: SourceEntry | None = None  # the model that the sources are fine-tunes of

@@ -64,8 +64,17 @@ def side_by_side(session: Session, probing: ProbeOptions, progress: Progress) ->
     return merge_by_weights(session, progress)
 
 
+def transported_average(session: Session, probing: ProbeOptions, progress: Progress) -> Merge:
+    """Couple units softly by their weights, transport them to one client's, and average."""
+    from fedmerge.merging.transport import merge_by_transport  # most merges do without
+
+    is_probed(session, probing)
+    return merge_by_transport(session, progress)
+
+
 METHODS: Mapping[str, Method] = {
     "fedma": matched_average,
+    "ot": transported_average,
     "average": element_wise_average,
     "ensemble": side_by_side,
 }
@@ -104,5 +113,5 @@ def average_to_beat(session: Session) -> Merge:
 
 _OF_THE_MATCH = (
     *("preset", "match_threshold", "max_growth", "max_params", "gamma", "sigma", "sigma0"),
-    *("merge_units", "lead"),
+    *("merge_units", "lead", "regularisation"),
 )

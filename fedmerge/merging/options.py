@@ -31,7 +31,7 @@ if TYPE_CHECKING:  # the help of commands comes from here, which has to be quick
     from fedmerge.training import Preparation
     from fedmerge.values.plans import Plan
 
-Method: TypeAlias = Literal["fedma", "average", "ensemble"]
+Method: TypeAlias = Literal["fedma", "ot", "average", "ensemble"]
 Preset: TypeAlias = Literal["paper"]
 RetrainMethod: TypeAlias = Literal["fedma", "fedavg", "fedprox"]
 # How models begin; matched: clients that trained apart are merged once, and go on from that.
@@ -53,6 +53,7 @@ DEFAULT_THRESHOLD = 0.5
 DEFAULT_GROWTH = 1.5
 DEFAULT_SWEEPS = 20
 DEFAULT_REFINE = 3
+LEAST_REGULARISATION = 1e-4  # below, couplings are assignments, and scaling them takes long
 MOST_SWEEPS = 10_000  # a record may replay them: they must have an end
 MOST_PATTERNS = 1000  # of --keep, and characters of each: all are compared with all names
 MOST_SCALE = 10.0  # of a mean change: beyond, nothing of the base is left
@@ -72,8 +73,8 @@ class RecordedOptions:
     """
 
     method: Method = option(
-        "Match units, average element by element, or set clients side by side, which is exactly "
-        "their ensemble",
+        "Match units, transport them softly to the widest client's, average element by element, or "
+        "set clients side by side, which is exactly their ensemble",
         "fedma",
         values=words_in(Method),
     )
@@ -122,6 +123,12 @@ class RecordedOptions:
     )
     sigma0: float | None = option(
         "Variance of the global units; goes with sigma", values="X", unset="from the threshold"
+    )
+    regularisation: float | None = option(
+        "With method ot: the weight of the couplings' entropy, as a share of the mean cost; the "
+        "more, the softer",
+        values="X",
+        unset="0.01",
     )
     sweeps: int | None = option(
         "Most sweeps over the clients per group", values="N", unset=str(DEFAULT_SWEEPS)
@@ -273,7 +280,7 @@ def options_to_json(
         "refine": dials.refine,
         "max_params": None,  # it is a growth by now
     }
-    if options.method == "ensemble":
+    if options.method in _WITHOUT_DIALS:
         chosen |= {"match_threshold": None, "max_growth": None}
     if has_base:
         chosen |= {**dict.fromkeys(MATCHES), "max_growth": 1}
@@ -321,10 +328,13 @@ def _check_dials(options: RecordedOptions) -> None:
     if options.max_params is not None and options.max_growth is not None:
         raise UsageError("`max_params` and `max_growth` exclude each other")
     apart = (options.match_threshold, options.max_growth, options.max_params, options.preset)
-    if options.method == "ensemble" and any(dial is not None for dial in apart):
+    if options.method in _WITHOUT_DIALS and any(dial is not None for dial in apart):
+        why = _WITHOUT_DIALS[options.method]
         raise UsageError(
-            "`method=ensemble` merges nothing, so it takes no threshold, size or preset"
+            f"`method={options.method}` {why}, so it takes no threshold, size or preset"
         )
+    if options.regularisation is not None and options.method != "ot":
+        raise UsageError("`regularisation` is for `method=ot`", "leave it out")
     if options.preset == "paper" and options.lead not in (None, NO_LEAD):
         raise UsageError(
             f"`lead={options.lead}` and `preset=paper` exclude each other",
@@ -343,6 +353,10 @@ def _check_dials(options: RecordedOptions) -> None:
         )
 
 
+_WITHOUT_DIALS: Mapping[Method, str] = {
+    "ensemble": "merges nothing",
+    "ot": "couples all units at the widest client's widths",
+}
 MATCHES = (  # what a merge of changes, which matches nothing, has no use for
     *("preset", "match_threshold", "max_params", "gamma", "sigma", "sigma0", "sweeps", "refine"),
     *("lead", "class_counts"),
@@ -376,6 +390,10 @@ _RULES: Mapping[str, Rule] = {
     "gamma": (positive, "a positive number"),
     "sigma": (positive, "a positive variance"),
     "sigma0": (positive, "a positive variance"),
+    "regularisation": (
+        lambda share: number(LEAST_REGULARISATION, 1)(share),
+        f"a number from {LEAST_REGULARISATION:g} to 1",
+    ),
     "sweeps": _REPEATED,
     "refine": _REPEATED,
     "seed": seed_rule(),

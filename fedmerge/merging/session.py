@@ -266,7 +266,7 @@ def _held_to(session: Session, most: int) -> Session:
 def _may_grow(clients: Sequence[Checkpoint], options: MatchOptions) -> bool:
     """Return whether any group may be wider in the merge than in some client."""
     first, *others = ([info.shape for info in client.tensors.values()] for client in clients)
-    is_fixed = options.max_growth == 1 or options.method == "average"
+    is_fixed = options.max_growth == 1 or options.method in ("average", "ot")
     return not is_fixed or any(shapes != first for shapes in others)
 
 

@@ -45,7 +45,7 @@ class Verification:
     recomputed: int  # how many clients the global tensors were recomputed from; 0: none given
     differences: tuple[str, ...]
     is_trained: bool = field(default=False, repr=False)  # its tensors don't follow from clients
-    fitted: int = 0  # tensors that don't either, because they depend on the probes
+    fitted: int = 0  # tensors that don't either, because they depend on probes or couplings
     is_program: bool = field(default=False, repr=False)  # an ensemble's, as branches
     is_adapter: bool = field(default=False, repr=False)  # its updates are a mean of clients'
 

@@ -7,9 +7,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from fedmerge import __version__
+from fedmerge.checkpoint import Checkpoint
 from fedmerge.merging.quality import Quality
 from fedmerge.merging.result import Merge
-from fedmerge.values.wording import count, percent, whole_percent, widths
+from fedmerge.values.wording import AVERAGE, count, percent, whole_percent, widths
 
 CARD = "README.md"
 MOST_CLIENTS = 100  # that the card lists
@@ -23,8 +24,7 @@ def model_card(merge: Merge, library: str | None, name: str, weights: str) -> st
             f"# {name}",
             "",
             f"{count(len(merge.clients))} {merge.plan.architecture or 'models'} merged into one of "
-            f"{count(merge.parameters)} parameters by fedmerge"
-            f" {__version__}, which matches their hidden units before it averages them.",
+            f"{count(merge.parameters)} parameters by fedmerge {__version__}, which {_way(merge)}.",
             "",
             "## Merged models",
             "",
@@ -49,11 +49,38 @@ def model_card(merge: Merge, library: str | None, name: str, weights: str) -> st
     )
 
 
+def _way(merge: Merge) -> str:
+    """Return what was done with the clients, as far as it is the same for all of their units."""
+    base = merge.session.base
+    if merge.options.merge_units == "fit-in-place":
+        return "fits every layer to their mean outputs, each unit where it is"
+    if base is not None:
+        return f"adds {merge.options.scale:g} × their mean change to {base.name}"
+    if _is_average(merge):
+        return "averages them element by element"
+    return "matches their hidden units before it merges them"
+
+
+def _is_average(merge: Merge) -> bool:
+    """Return whether no unit was moved: by the user's wish, or as the clients share their start."""
+    if merge.quality is not None:
+        return merge.quality.chosen == AVERAGE
+    return merge.options.method == "average" or (merge.stays_in_place and merge.growth == 1)
+
+
 def _command(merge: Merge, name: str, weights: str) -> str:
     """Return the command that makes the merge again: its record has all options."""
-    names = [client.path.name if client.path else client.name for client in merge.clients]
+    base = merge.session.base
+    files = [
+        *map(_file, merge.clients),
+        *([] if base is None else ["--base", _file(base.checkpoint)]),
+    ]
     record = f"{name}/{weights}"
-    return shlex.join(["fedmerge", "match", *names, "--config", record, "-o", f"{name}-again"])
+    return shlex.join(["fedmerge", "match", *files, "--config", record, "-o", f"{name}-again"])
+
+
+def _file(model: Checkpoint) -> str:
+    return model.path.name if model.path else model.name
 
 
 def _front_matter(library: str | None) -> list[str]:
@@ -69,12 +96,13 @@ def _sources(merge: Merge) -> list[Sequence[str]]:
 
 def _how(merge: Merge) -> Iterator[str]:
     yield f"Method: {merge.options.method}; growth {merge.growth:.2f}."
-    yield ""
     rows = [
         (group.name, widths(group.client_widths), str(group.width), whole_percent(group.match_rate))
         for group in merge.groups
     ]
-    yield from _table(("units", "in the models", "merged", "matched"), rows)
+    if rows:
+        yield ""
+        yield from _table(("units", "in the models", "merged", "matched"), rows)
 
 
 def _quality(merge: Merge) -> Iterator[str]:

@@ -43,6 +43,7 @@ from .run_settings import (
 from .wording import (
     AVERAGE as AVERAGE,
     BY_WEIGHTS as BY_WEIGHTS,
+    IN_PLACE as IN_PLACE,
     MOST_LISTED as MOST_LISTED,
     MOST_ROWS as MOST_ROWS,
     Progress as Progress,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from transformers import AutoModelForCausalLM
 
 import fedmerge
 from fedmerge.architecture.from_library import names_of_inputs
@@ -72,7 +74,7 @@ def test_independent_models_grow_as_their_config_can_say(name: str, tmp_path: Pa
     assert config is not None
     said = {s.name: (s.width, merge.widths[s.groups[0]]) for s in config.said}
     grown = {name for name, (before, after) in said.items() if after == 2 * before}
-    assert grown == set(family.grows)
+    assert grown == family.says
     assert all(after == before for name, (before, after) in said.items() if name not in grown)
     for group in merge.groups:  # and nothing that no field says
         is_said = any(group.name in own.groups for own in config.said if own.name in grown)
@@ -134,6 +136,20 @@ def test_a_card_tells_what_was_merged_and_its_command_does_it_again(
     assert _bytes("merged") == _bytes("merged-again")
 
 
+def test_the_command_on_a_card_has_the_base(
+    tmp_path: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    base = saved(FAMILIES["GPT-2"], Path("base"), seed=1)
+    clients = [nudged(base, Path(name), seed=k) for k, name in enumerate(("one", "other"), 2)]
+    cli.done("match", *clients, "--base", base, "--set", "scale=0.5", "-o", "merged")
+    [command] = re.findall(r"^\$ fedmerge (.*)$", Path("merged/README.md").read_text(), re.M)
+    cli.done(*command.split())
+    assert _bytes("merged") == _bytes("merged-again")
+    cli.done("match", *clients, "--base", base, "-o", "whole")
+    assert _bytes("merged") != _bytes("whole")
+
+
 def _bytes(folder: str) -> bytes:
     return (Path(folder) / "model.safetensors").read_bytes()
 
@@ -171,8 +187,25 @@ def test_half_precision_stays_half(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "half/config.json").read_text())["dtype"] == "float16"
 
 
-def _halve(folder: Path) -> None:
-    loaded(folder).to(torch.float16).save_pretrained(folder)
+def _halve(folder: Path, dtype: torch.dtype = torch.float16) -> None:
+    loaded(folder).to(dtype).save_pretrained(folder)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_half_precision_is_merged_by_default_and_loads(
+    dtype: torch.dtype, tmp_path: Path, cli: Cli
+) -> None:
+    folders = [tmp_path / "one", tmp_path / "other"]
+    for seed, folder in enumerate(folders):
+        saved(FAMILIES["Llama, tied"], folder, seed=seed)
+        _halve(folder, dtype)
+    merged = tmp_path / "merged"
+    done = cli.done("match", *folders, "-o", merged, "--set", "probe_count=64", "--json").json
+    model = AutoModelForCausalLM.from_pretrained(merged)
+    assert {tensor.dtype for tensor in model.parameters()} == {dtype}
+    assert sum(tensor.numel() for tensor in model.parameters()) == done["parameters"]
+    assert all(tensor.isfinite().all() for tensor in model.parameters())
+    assert done["quality"]["samples"] > 0
 
 
 def resaved(family: str, folder: Path, **settings: Any) -> Path:

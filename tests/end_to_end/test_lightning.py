@@ -85,6 +85,34 @@ def test_modules_without_hyper_parameters_are_written_too(tmp_path: Path, cli: C
     assert "hyper_parameters" not in torch.load(tmp_path / "g.ckpt", weights_only=True)
 
 
+@pytest.mark.parametrize(
+    ("dials", "taken", "written"), [((), 0, "g.ckpt"), (("--set", "weights=raw"), 1, "g.pt")]
+)
+def test_averages_that_callbacks_kept_are_what_lightning_would_load(
+    dials: tuple[str, ...], taken: int, written: str, tmp_path: Path, cli: Cli
+) -> None:
+    """Lightning's `WeightAveraging` saves the average as the state dict, and the weights beside."""
+    pairs = [
+        independent("mlp", 2),
+        independent("mlp", 2, first_seed=20),
+    ]  # averages, and in training
+    runs = []
+    for name, state, other in zip("ab", *pairs, strict=True):
+        beside = {f"model.{key}": value for key, value in other.items()}
+        more = {"current_model_state": beside, "averaging_state": {"n_averaged": torch.tensor(7)}}
+        more |= {"callbacks": {"ModelCheckpoint": {"best_model_path": "a.ckpt"}}}
+        runs.append(lightning(tmp_path / f"{name}.ckpt", state, **more))
+    output = tmp_path / written
+    cli.done("match", *runs, "-o", output, "--method", "average", *dials)
+    found = torch.load(output, weights_only=True)
+    assert not {"current_model_state", "averaging_state", "callbacks"} & found.keys()
+    state = found.get("state_dict", found)
+    for name, value in pairs[taken][0].items():
+        mean = (value + pairs[taken][1][name]) / 2
+        assert torch.allclose(state[f"model.{name}"], mean)
+    assert "'current_model_state'" in cli.done("inspect", runs[0]).out
+
+
 def recursive() -> list[Any]:
     """Return a list that holds itself."""
     cycle: list[Any] = []

@@ -291,7 +291,7 @@ def test_verify_says_which_tensors_it_can_not_recompute(
     cli.done("match", *clients, *MODEL, *FEW, "--set", "merge_units=mean", "-o", mean)
     text = cli.done("verify", fitted, *clients).out
     assert "recomputed from its 3 clients: equal" not in text  # all of its tensors are fitted
-    assert "not recomputed: 4 tensors that depend on the probes" in text
+    assert "not recomputed: 4 tensors that depend on more than the assignments" in text
     assert "rounds" not in text
     assert "not recomputed" not in cli.done("verify", mean, *clients).out
     assert cli.done("verify", fitted, *clients, "--json").json["fitted"] == 4

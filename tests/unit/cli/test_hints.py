@@ -20,7 +20,8 @@ LEAST_HINTS = 150  # there are more: a walk that finds none must not pass
 _OPTION = re.compile(r"(?<![\w(-])--[a-z][a-z-]+")
 _ARGUMENT = re.compile(r"`[a-z][a-z0-9_]*(?:=[^`]*)?`")
 # Records hold these, and what records hold stays as it is; model cards show a command.
-RECORDED = {("chains.py", "--model"), ("model_card.py", "--config")}
+CARD = "model_card.py"
+RECORDED = {("chains.py", "--model"), (CARD, "--config"), (CARD, "--base")}
 
 
 def hints_in(tree: ast.Module) -> Iterator[str]:

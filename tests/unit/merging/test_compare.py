@@ -227,3 +227,14 @@ def test_without_an_accuracy_the_loss_decides(tmp_path: Path) -> None:
 def test_one_client_is_no_comparison(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="at least 2 clients are needed, got 1"):
         compared(tmp_path, digits.save_clients(tmp_path, 1))
+
+
+def test_the_match_is_by_the_method_that_is_asked_for(tmp_path: Path) -> None:
+    files = digits.save_clients(tmp_path)
+    found = row(compared(tmp_path, files, method="ot"), "match")
+    merge = fedmerge.match(files, fedmerge.MatchOptions(method="ot"))
+    expected = digits.quality(digits.logits(merge.state_dict()))
+    assert (loss(found), accuracy(found)) == pytest.approx(expected, abs=LOOSE)
+    assert (found.model, found.growth) == ("one-shot match (ot)", 1.0)
+    plain = row(compared(tmp_path, files), "match")
+    assert row(compared(tmp_path, files, method="average"), "match") == plain != found

@@ -31,7 +31,7 @@ from fedmerge.merging import (
     verify,
 )
 from fedmerge.probes import ProbeOptions
-from fedmerge.values import AVERAGE, BY_WEIGHTS, silent
+from fedmerge.values import AVERAGE, BY_WEIGHTS, IN_PLACE, silent
 from tests import digits
 from tests.model_zoo import ZOO
 from tests.unit.merging.test_fit import code, fresh
@@ -249,6 +249,22 @@ def test_the_average_of_one_start_is_not_kept_where_a_client_is_more_like_the_en
     assert merge.quality is not None
     assert merge.quality.chosen == "equal clients, fit"
     assert accuracy(merge) > accuracy(match(states, MatchOptions(method="average"))) + 0.1
+
+
+def test_units_of_one_start_are_fitted_in_place_where_no_average_works() -> None:
+    tuned_ones = [tuned(trained(1), seed, 20) for seed in (11, 12, 13)]
+    states = [rescaled(state, seed) for seed, state in enumerate(tuned_ones, 11)]
+    found = merged(states, effort="fast", max_growth=1)
+    assert found.quality is not None
+    assert found.quality.chosen == IN_PLACE
+    assert found.options.merge_units == "fit-in-place"
+    distances = {name: own.distance for name, own in found.quality.candidates.items()}
+    assert distances[IN_PLACE] < min(distances[AVERAGE], distances[BY_WEIGHTS]) / 10
+    assert accuracy(found) > accuracy(match(states, MatchOptions(method="average"))) + 0.1
+    alike = merged(tuned_ones, effort="fast", max_growth=1)  # whose average works
+    assert alike.quality is not None
+    assert alike.quality.chosen == AVERAGE
+    assert IN_PLACE not in alike.quality.candidates
 
 
 def rescaled(state: State, seed: int) -> State:

@@ -24,7 +24,7 @@ def test_the_list_is_this_one() -> None:
     """Whoever adds to it has to say so here."""
     assert {
         *("method", "preset", "match_threshold", "max_growth", "max_params"),
-        *("merge_units", "lead", "drop_outliers", "scale"),
+        *("merge_units", "lead", "drop_outliers", "scale", "regularisation"),
         *("effort", "gamma", "sigma", "sigma0", "sweeps", "refine", "seed"),
         *("solver", "tie_breaker", "client_weight", "class_counts", "keep", "dtype"),
         *("match_by_order", "flatten", "assume_chain", "key", "weights"),

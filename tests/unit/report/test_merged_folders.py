@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ import fedmerge
 from fedmerge import UsageError
 from fedmerge.checkpoint import ModelFolder
 from fedmerge.report import merged_folders
-from tests.hugging_face_zoo import FAMILIES, configured, outputs, saved, shuffled
+from tests.hugging_face_zoo import FAMILIES, configured, nudged, outputs, saved, shuffled
 
 TOGETHER = {
     "tokenizer.json": "{}",
@@ -25,6 +26,9 @@ ALONE = {  # what belongs to a training run, or is code
     "optimizer.pt": "", "trainer_state.json": "{}", "training_args.bin": "", "README.md": "mine",
     "modeling.py": "raise SystemExit", ".git/config": "", "events.out.tfevents.1": "",
 }  # fmt: skip
+
+PROCESSOR = "preprocessor_config.json"
+FITTED: dict[str, Any] = {"merge_units": "fit-in-place", "probe_count": 64}
 
 
 @pytest.fixture
@@ -67,6 +71,60 @@ def test_files_that_differ_are_the_first_client_s_with_a_warning(
         "the first one's is taken"
     )
     assert (tmp_path / "merged/tokenizer.json").read_text() == "{}"
+
+
+@pytest.mark.parametrize(
+    ("family", "field", "values"),
+    [("ViT", "image_mean", ([0.5] * 3, [0.4] * 3)), ("Whisper", "hop_length", (160, 80))],
+)
+def test_processors_go_along(
+    family: str, field: str, values: tuple[object, object], tmp_path: Path
+) -> None:
+    """How pictures and sounds become inputs is the first client's, told where others differ."""
+    one = saved(FAMILIES[family], tmp_path / "one", seed=1)
+    other = nudged(one, tmp_path / "other", seed=2)
+    for folder, value in zip((one, other), values, strict=True):
+        (folder / PROCESSOR).write_text(json.dumps({field: value}))
+    merge = fedmerge.match([one, other], output=tmp_path / "merged", method="average")
+    assert (tmp_path / "merged" / PROCESSOR).read_bytes() == (one / PROCESSOR).read_bytes()
+    differ = f"the clients' folders differ in {PROCESSOR}; the first one's is taken"
+    assert differ in merge.warnings
+    (other / PROCESSOR).write_bytes((one / PROCESSOR).read_bytes())
+    again = fedmerge.match([one, other], output=tmp_path / "again", method="average")
+    assert (tmp_path / "again" / PROCESSOR).is_file()
+    assert differ not in again.warnings
+
+
+@pytest.mark.parametrize(
+    ("has_base", "options", "way"),
+    [
+        (False, {"probe": "none", "max_growth": 1}, "matches their hidden units before it merges"),
+        (False, {"method": "average"}, "averages them element by element"),
+        (True, {"method": "average"}, "adds 1 × their mean change to base"),
+        (True, {"method": "average", "scale": 0.5}, "adds 0.5 × their mean change to base"),
+        (False, FITTED, "fits every layer to their mean outputs, each unit where it is"),
+        (True, FITTED, "fits every layer to their mean outputs, each unit where it is"),
+    ],
+)
+def test_a_card_says_what_was_done(
+    has_base: bool, options: dict[str, Any], way: str, tmp_path: Path
+) -> None:
+    base = saved(FAMILIES["GPT-2"], tmp_path / "base", seed=1)
+    copies = shuffled if options.get("probe") == "none" else nudged
+    clients = [copies(base, tmp_path / name, seed=k) for k, name in enumerate("ab", 2)]
+    given: dict[str, Any] = {**options, **({"base": base} if has_base else {})}
+    fedmerge.match(clients, output=tmp_path / "merged", **given)
+    card = (tmp_path / "merged/README.md").read_text()
+    assert f"by fedmerge {fedmerge.__version__}, which {way}" in card
+    assert ("--base base" in card) == has_base
+    assert "| matched |\n|---|---|---|---|\n\n" not in card  # no table of nothing
+
+
+def test_an_average_of_what_shares_a_start_is_called_one(tmp_path: Path) -> None:
+    base = saved(FAMILIES["GPT-2"], tmp_path / "base", seed=1)
+    clients = [nudged(base, tmp_path / name, seed=k) for k, name in enumerate("ab", 2)]
+    fedmerge.match(clients, output=tmp_path / "merged", probe="none")
+    assert "which averages them element by element" in (tmp_path / "merged/README.md").read_text()
 
 
 def test_files_that_a_folder_only_links_to_are_not_passed_on(tmp_path: Path) -> None:

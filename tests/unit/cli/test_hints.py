@@ -19,9 +19,15 @@ LIBRARY = [path for path in SOURCES if path.relative_to(PACKAGE).parts[0] != "cl
 LEAST_HINTS = 150  # there are more: a walk that finds none must not pass
 _OPTION = re.compile(r"(?<![\w(-])--[a-z][a-z-]+")
 _ARGUMENT = re.compile(r"`[a-z][a-z0-9_]*(?:=[^`]*)?`")
-# Records hold these, and what records hold stays as it is; model cards show a command.
-CARD = "model_card.py"
-RECORDED = {("chains.py", "--model"), (CARD, "--config"), (CARD, "--base")}
+OF_FLOWER = "--node-config"  # how its nodes are told who they are
+# Records hold these, and what records hold stays as it is; model cards show a command; a hint
+# names an option of Flower's.
+RECORDED = {
+    ("chains.py", "--model"),
+    ("model_card.py", "--config"),
+    ("model_card.py", "--base"),
+    ("flower_engine.py", OF_FLOWER),
+}
 
 
 def hints_in(tree: ast.Module) -> Iterator[str]:
@@ -70,7 +76,7 @@ def unknown_words(hint: str) -> list[str]:
     known = {name for command in COMMANDS.values() for name in command.names}
     named = [word for word in _ARGUMENT.findall(hint) if re.search("[_=]", word)]
     wrong = [word for word in named if word.strip("`").partition("=")[0] not in known]
-    return [*unknown_in(hint), *wrong]
+    return [*unknown_in(hint.replace(OF_FLOWER, "")), *wrong]
 
 
 def options_in(tree: ast.Module) -> Iterator[str]:

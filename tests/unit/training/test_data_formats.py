@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from fedmerge.checkpoint import in_memory
 from fedmerge.errors import TrainingError, UsageError
 from fedmerge.training import (
     FORMATS,
@@ -279,7 +280,8 @@ def test_numbers_and_categories_of_a_parquet_keep_their_values(tmp_path: Path) -
 def test_texts_that_come_after_numbers_in_a_table_keep_them(tmp_path: Path) -> None:
     rows = ["007,0.5,3"] * 60_000 + ["b,2,1.5"]
     (tmp_path / "d.csv").write_text("\n".join(["kind,x,y", *rows]))
-    columns = {name: read() for name, read in open_columns(tmp_path / "d.csv").items()}
+    opened = open_columns(tmp_path / "d.csv")
+    columns = {name: in_memory(read()) for name, read in opened.items()}
     assert columns["kind"][[0, -1]].tolist() == ["007", "b"]
     assert columns["y"][[0, -1]].tolist() == [3.0, 1.5]
     assert columns["x"].dtype == np.float32

@@ -10,6 +10,7 @@ from .events import (
     RunStarted as RunStarted,
     ignore as ignore,
 )
+from .afl import nearest_weights as nearest_weights
 from .fedavg import averaging_rounds as averaging_rounds
 from .federation import (
     Exchange as Exchange,

@@ -34,6 +34,7 @@ from fedmerge.values.plans import Assignment, Widths, axis_size
 from fedmerge.values.wording import listed
 from fedmerge.values.work import Arrays
 
+ROUNDING = 1e-9  # of what all clients count together
 MOST_CHANGED = 8  # clients whose files differ that an error names
 
 
@@ -211,6 +212,14 @@ def _check_rounds(file: StateFile, run: Run, placed: Mapping[str, Assignment]) -
             _is_of(entry, planned, set(run.clients)),
             f"what it says of round {planned.number} contradicts the run",
         )
+    weighed = run.clients if run.method.start().weights else ()
+    weights = file.rounds[-1].client_weights
+    _require(
+        tuple(weights) == weighed
+        and (not weighed or abs(sum(weights.values()) - 1) < ROUNDING)
+        and min(weights.values(), default=0) >= 0,
+        "what its clients count contradicts the run",
+    )
     widths = {group: assignment.width for group, assignment in placed.items()}
     _require(dict(file.rounds[-1].widths) == widths, "its last round had other widths")
 
@@ -252,7 +261,8 @@ def _federation(
         for number, client in enumerate(file.clients)
     )
     decisions = {name: arrays[f"{_FIXED}/{name}"] for name in fixed}
-    return Federation(models, decisions, tuple(placements), file.groups)
+    weights = tuple(file.rounds[-1].client_weights.values())
+    return Federation(models, decisions, tuple(placements), file.groups, weights)
 
 
 def _check_shapes(federation: Federation, run: Run, own: Sequence[Widths]) -> None:

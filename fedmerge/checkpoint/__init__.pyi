@@ -75,7 +75,6 @@ from .pickle_steps import (
     read_pickle as read_pickle,
 )
 from .tensors import (
-    check_shape as check_shape,
     Values as Values,
     View as View,
     non_finite as non_finite,

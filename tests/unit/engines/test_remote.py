@@ -8,12 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedmerge.engines.engine import Reply
-from fedmerge.engines.processes import HEADER_LENGTH
-from fedmerge.engines.remote import Answer, answer_of, from_bytes, to_bytes, unreadable
+from fedmerge.engines import Answer, Reply, answer_of, from_bytes, to_bytes, unreadable
 from fedmerge.errors import TrainingError
 from fedmerge.values import Array
 
+HEADER_LENGTH = 8  # bytes that say how long a header is
 FAIL = unreadable("a framework")
 
 
@@ -37,8 +36,8 @@ def test_an_array_is_what_its_header_says() -> None:
     ("dtype", "shape", "says"),
     [
         ("<f4", [0, 2**53, 2**53], "has the shape"),
-        ("<f4", [1] * 65, "65 axes"),
-        ("<f4", [2**53] * 300_000, "300,000 axes"),  # whose product takes minutes
+        ("<f4", [1] * 65, "length <= 32"),
+        ("<f4", [2**53] * 300_000, "length <= 32"),  # whose product takes minutes
         ("<f4", [2], "end inside 'a'"),
         ("O", [1], "no dtype of numbers"),
         ("f4,f4", [1], "no dtype of numbers"),

@@ -321,7 +321,7 @@ def retrain(
     from fedmerge.federated.options import changed_retrain_options
     from fedmerge.federated.preparation import prepare_run
     from fedmerge.federated.retraining import run_prepared
-    from fedmerge.federated.state import held_work_dir
+    from fedmerge.federated.run_folder import held_work_dir
 
     options, running = changed_retrain_options(options, running, changes)
     if report is not None:

@@ -212,8 +212,9 @@ def _method(given: Given) -> str:
 
 
 _MATCHED: _Case = ("--method fedma", lambda given: _method(given) == "fedma")
-_AVERAGED: _Case = ("--method fedavg and fedprox", lambda given: _method(given) != "fedma")
+_AVERAGED: _Case = ("--method fedavg, fedprox and afl", lambda given: _method(given) != "fedma")
 _PROXIMAL: _Case = ("--method fedprox", lambda given: _method(given) == "fedprox")
+_AGNOSTIC: _Case = ("--method afl", lambda given: _method(given) == "afl")
 _STARTED: _Case = ("checkpoints", lambda given: bool(given["clients"]))
 _FRESH: _Case = ("clients that start without checkpoints", lambda given: not given["clients"])
 _MATCHED_ONCE: _Case = ("--set init=matched", lambda given: given["init"] == "matched")
@@ -230,6 +231,7 @@ _CASES: Mapping[_Case, tuple[str, ...]] = {
     ),
     _AVERAGED: ("rounds",),
     _PROXIMAL: ("mu",),
+    _AGNOSTIC: ("weight_rate",),
     _FRESH: ("init_epochs", "client_names"),
     _BEGUN: ("init",),
     _MATCHED_ONCE: ("probe_data",),

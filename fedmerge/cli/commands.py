@@ -111,7 +111,7 @@ _TABLE = (
         {
             "Data": ("channels_last", "classes"),
             "Output": ("shard_size", *_IMAGES),
-            "Rounds": ("mu", "init", "init_epochs", "probe_data"),
+            "Rounds": ("mu", "weight_rate", "init", "init_epochs", "probe_data"),
             "Local training": (
                 *("optimizer_args", "scheduler", "scheduler_args", "accumulate", "patience"),
                 *("momentum", "weight_decay", "clip_norm", "mixed_precision"),

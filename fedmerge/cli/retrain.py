@@ -38,7 +38,7 @@ from fedmerge.federated.events import (
 from fedmerge.federated.options import retrain_options, running_options
 from fedmerge.federated.preparation import Run
 from fedmerge.federated.retraining import Retrained, RetrainPrediction
-from fedmerge.federated.state import default_work_dir
+from fedmerge.federated.run_folder import default_work_dir
 from fedmerge.measuring import predict_retrain
 from fedmerge.merging.record_schema import WHY_MISSING, RoundEntry
 from fedmerge.values import wording

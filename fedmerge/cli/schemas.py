@@ -125,7 +125,7 @@ class Predicted(Result):
 class Retrained(Merged, kw_only=True):
     """`retrain`: a run that ended."""
 
-    method: Literal["fedma", "fedavg", "fedprox"]
+    method: Literal["fedma", "fedavg", "fedprox", "afl"]
     rounds: list[RoundEntry]
     bytes_up: Count
     bytes_down: Count

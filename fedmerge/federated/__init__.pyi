@@ -10,6 +10,7 @@ from .events import (
     RunStarted as RunStarted,
     ignore as ignore,
 )
+from .afl import nearest_weights as nearest_weights
 from .fedavg import averaging_rounds as averaging_rounds
 from .federation import (
     Exchange as Exchange,
@@ -47,12 +48,14 @@ from .sharding import (
     partition as partition,
 )
 from .survey import ShardEntry as ShardEntry, output_class_counts as output_class_counts
-from .state import (
+from .run_folder import (
     RUN_FILE as RUN_FILE,
     STATE_FILE as STATE_FILE,
-    SavedState as SavedState,
     WorkDir as WorkDir,
     first_difference as first_difference,
+)
+from .state import (
+    SavedState as SavedState,
     state_to_file as state_to_file,
 )
 from .work_dir import (

@@ -8,6 +8,7 @@ from functools import partial
 from typing import TypeAlias
 
 from fedmerge.errors import ArchitectureError
+from fedmerge.federated.afl import AgnosticAveraging
 from fedmerge.federated.fedavg import FedAvg, averaging_rounds
 from fedmerge.federated.federation import LocalModel, Method
 from fedmerge.federated.fedma import FedMA, matching_rounds
@@ -105,6 +106,12 @@ def average_models(beginning: Beginning) -> Server:
     return server, []
 
 
+def average_worst_mixture(beginning: Beginning) -> Server:
+    """Return the server of AFL: FedAvg whose clients count by their losses."""
+    server, warnings = average_models(beginning)
+    return AgnosticAveraging(**vars(server), rate=beginning.options.weight_rate), warnings
+
+
 def _matched(beginning: Beginning, models: Sequence[LocalModel]) -> Arrays:
     """Return the model that `match` makes of clients that trained apart, at their widths."""
     session, options = beginning.session, beginning.options
@@ -127,6 +134,7 @@ METHODS: Mapping[str, Algorithm] = {
     "fedprox": Algorithm(
         average_models, merge="average", init="shared", continues_whole=True, is_proximal=True
     ),
+    "afl": Algorithm(average_worst_mixture, merge="average", init="shared", continues_whole=True),
 }
 
 

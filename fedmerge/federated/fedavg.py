@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from fedmerge.engines.engine import array_bytes
@@ -94,6 +94,10 @@ class FedAvg:
         )
         up = sum(array_bytes({name: c.arrays[name] for name in averaged}) for c in clients)
         return Exchange(done, up, len(federation.locals) * array_bytes(averaged))
+
+    def weigh(self, federation: Federation, losses: Mapping[str, float]) -> Federation:
+        """Return the federation as it is: what clients count never changes."""
+        return federation
 
     def _average(self, clients: Sequence[LocalModel], averaging: Averaging) -> Arrays:
         return {

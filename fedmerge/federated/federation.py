@@ -164,6 +164,7 @@ class Federation:
     fixed: Arrays  # global tensors, the same for all clients
     placements: tuple[Placement, ...]  # per client, of the groups matched in this pass
     groups: tuple[GroupEntry, ...]  # matched in this pass
+    weights: tuple[float, ...] = ()  # what each client counts, where rounds change it
 
     @property
     def widths(self) -> dict[str, int]:
@@ -223,6 +224,9 @@ class Method(Protocol):
 
     def exchange(self, federation: Federation, current: Round, present: Sequence[int]) -> Exchange:
         """Return what the models of the clients that are present decide."""
+
+    def weigh(self, federation: Federation, losses: Mapping[str, float]) -> Federation:
+        """Return the federation after clients told what they lost in a round's first epoch."""
 
 
 def averaging_of(averaging: Averaging, present: Sequence[int]) -> Averaging:

@@ -77,6 +77,10 @@ class FedMA:
             matched=entry,
         )
 
+    def weigh(self, federation: Federation, losses: Mapping[str, float]) -> Federation:
+        """Return the federation as it is: what clients count never changes."""
+        return federation
+
     def _match(
         self, federation: Federation, layer: Layer, present: Sequence[int]
     ) -> tuple[GroupMatching | None, list[dict[str, Assignment]]]:

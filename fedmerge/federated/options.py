@@ -34,6 +34,7 @@ if TYPE_CHECKING:  # the help of commands comes from here, which has to be quick
 DEFAULT_ROUNDS = 10  # of fedavg and fedprox
 MOST_ROUNDS = 100_000  # all of them are laid out before the first
 _PARTS = ("training", "preparation", "matching", "probes")  # fields that hold several options
+DEFAULT_WEIGHT_RATE = 0.1
 PAPER_MU = 1e-3  # the best that the paper found for FedProx
 
 
@@ -48,20 +49,25 @@ class RetrainOptions:
     """
 
     method: RetrainMethod = option(
-        "Match layer by layer, or average whole models", "fedma", values=words_in(RetrainMethod)
+        "Match layer by layer, or average whole models; in afl, who loses more counts more",
+        "fedma",
+        values=words_in(RetrainMethod),
     )
     passes: int = option(
         "How often fedma goes through all layers; more than 1 is with communication",
         1,
         values="N",
     )
-    rounds: int = option("Rounds of fedavg and fedprox", DEFAULT_ROUNDS, values="N")
+    rounds: int = option("Rounds of fedavg, fedprox and afl", DEFAULT_ROUNDS, values="N")
     mu: float = option("Proximal weight of fedprox", PAPER_MU, values="X")
+    weight_rate: float = option(
+        "How fast afl lets clients with high losses count more", DEFAULT_WEIGHT_RATE, values="X"
+    )
     init: Init | None = option(
         "How models begin: each by itself, all alike, or each by itself (or from its checkpoint) "
-        "and merged once as by `match`, where fedavg and fedprox go on from",
+        "and merged once as by `match`, where fedavg, fedprox and afl go on from",
         values=words_in(Init),
-        unset="independent; shared for fedavg and fedprox",
+        unset="independent; shared for fedavg, fedprox and afl",
     )
     init_epochs: int | None = option(
         "Epochs before the first round, without checkpoints",
@@ -188,6 +194,7 @@ _RULES: Mapping[str, Rule] = {
     "passes": _SOME,
     "rounds": _SOME,
     "mu": (number(0), "a number from 0"),
+    "weight_rate": (number(0), "a number from 0"),
     "init": one_of(*get_args(Init)),
     "init_epochs": from_one(),
     "held_out": (lambda share: number(0, 1)(share) and share < 1, "a number from 0 to below 1"),

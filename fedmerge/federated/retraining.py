@@ -19,7 +19,8 @@ from fedmerge.federated.federation import pad_ties
 from fedmerge.federated.options import RetrainOptions, Running
 from fedmerge.federated.preparation import Run
 from fedmerge.federated.rounds import Keep, Rounds, keep_nothing, whole_model
-from fedmerge.federated.state import SavedState, WorkDir
+from fedmerge.federated.run_folder import WorkDir
+from fedmerge.federated.state import SavedState
 from fedmerge.federated.work_dir import keep_layer
 from fedmerge.merging.prediction import Prediction, predict
 from fedmerge.merging.record_schema import RoundEntry, ShardEntry

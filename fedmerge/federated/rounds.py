@@ -78,6 +78,9 @@ class Rounds:
             self._tell_unplaced(step.missing.values(), current)
         present = [k for k, m in enumerate(federation.locals) if m.name not in step.missing]
         exchange = self.run.method.exchange(federation, current, present)
+        losses = {n: float(outcome.values["losses"][0]) for n, outcome in step.done.items()}
+        weighed = self.run.method.weigh(exchange.federation, losses)
+        exchange = replace(exchange, federation=weighed)
         if current.pass_number == self.run.method.rounds[-1].pass_number:
             self.keep(current, federation, exchange.federation)
         if exchange.matched is not None:
@@ -168,6 +171,12 @@ def _entry(
         bytes_up=exchange.up,
         bytes_down=exchange.down,
         missing={name: outcome.status for name, outcome in step.missing.items()},
+        client_weights={
+            model.name: weight
+            for model, weight in zip(
+                exchange.federation.locals, exchange.federation.weights, strict=False
+            )
+        },
     )
 
 

@@ -33,7 +33,7 @@ if TYPE_CHECKING:  # the help of commands comes from here, which has to be quick
 
 Method: TypeAlias = Literal["fedma", "ot", "average", "ensemble"]
 Preset: TypeAlias = Literal["paper"]
-RetrainMethod: TypeAlias = Literal["fedma", "fedavg", "fedprox"]
+RetrainMethod: TypeAlias = Literal["fedma", "fedavg", "fedprox", "afl"]
 # How models begin; matched: clients that trained apart are merged once, and go on from that.
 Init: TypeAlias = Literal["independent", "shared", "matched"]
 Units: TypeAlias = Literal["mean", "fit", "fit-in-place"]
@@ -147,7 +147,7 @@ class RecordedOptions:
     client_weight: Mapping[str, float] = option(
         "How much a client counts; repeatable",
         values="CLIENT=X",
-        unset="1; its samples in fedavg and fedprox",
+        unset="1; its samples in fedavg, fedprox and afl",
         factory=dict,
     )
     class_counts: Mapping[str, Sequence[int | float]] | None = option(

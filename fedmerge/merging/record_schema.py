@@ -38,6 +38,8 @@ class RoundEntry:
     bytes_up: Count  # that clients must exchange
     bytes_down: Count
     missing: Mapping[str, str]  # client → app, lost or timeout
+    # What each counts from then on, where rounds change it.
+    client_weights: Mapping[str, Number] = field(default_factory=dict)
     moved_up: int = 0  # that the engine moved; depends on retries, so it is not in the record
     moved_down: int = 0
     seconds: float = 0.0
@@ -52,6 +54,8 @@ class RoundEntry:
         values = asdict(self)
         for name in ("moved_up", "moved_down", "seconds"):
             del values[name]
+        if not self.client_weights:
+            del values["client_weights"]
         return values
 
 
@@ -191,6 +195,7 @@ class RecordedRounds:
     passes: int | None = None
     rounds: int | None = None
     mu: float | None = None
+    weight_rate: float | None = None
     init: Init | None = None
     init_epochs: int | None = None
     task: str | None = None

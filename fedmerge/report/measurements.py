@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from fedmerge.checkpoint import Checkpoint, expand_paths, open_checkpoint
 from fedmerge.errors import CheckpointError, UsageError
-from fedmerge.federated.state import default_work_dir
+from fedmerge.federated.run_folder import default_work_dir
 from fedmerge.merging.comparison import Comparison, Row, compare
 from fedmerge.merging.evaluations import EvaluationOptions, evaluate, open_judge
 from fedmerge.merging.merge_record import MergeRecord

@@ -24,7 +24,7 @@ from fedmerge.values.wording import Progress, silent
 
 if TYPE_CHECKING:
     from fedmerge.architecture.model_code import ModelCode
-    from fedmerge.federated.state import WorkDir
+    from fedmerge.federated.run_folder import WorkDir
     from fedmerge.report.unit_features import ImageOptions
     from fedmerge.training.samples import Data, Preparation
 

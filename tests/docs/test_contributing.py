@@ -177,7 +177,7 @@ def test_an_example_does_nothing_without_its_row(tmp_path: Path) -> None:
     make_clients(tmp_path)
     found, said = ran("fedmerge match a.pt b.pt --method first", tmp_path, ROOT)
     assert found == ""
-    assert "--method is 'first', expected fedma, average or ensemble" in said
+    assert "--method is 'first', expected fedma, ot, average or ensemble" in said
 
 
 def test_a_row_that_has_no_place_is_noticed() -> None:

@@ -39,7 +39,7 @@ def test_defaults_follow_the_method_and_the_task() -> None:
 @pytest.mark.parametrize(
     ("name", "value", "expected"),
     [
-        ("method", "match", "`method` is 'match', expected fedma, fedavg or fedprox"),
+        ("method", "match", "`method` is 'match', expected fedma, fedavg, fedprox or afl"),
         ("passes", 0, "`passes` is 0, expected a whole number from 1"),
         ("rounds", 1.5, r"`rounds` is 1\.5, expected a whole number from 1"),
         ("mu", -1, "`mu` is -1, expected a number from 0"),

@@ -42,7 +42,7 @@ def test_a_saved_state_is_read_as_it_was(clients: tuple[list[Path], Path], tmp_p
             assert set(found.federation.fixed) == set(state.federation.fixed)
 
 
-@pytest.mark.parametrize("method", ["fedma", "fedavg"])
+@pytest.mark.parametrize("method", ["fedma", "fedavg", "afl"])
 def test_a_run_goes_on_after_any_round_to_the_same_bytes(
     method: Any, clients: tuple[list[Path], Path], tmp_path: Path
 ) -> None:

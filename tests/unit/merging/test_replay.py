@@ -35,7 +35,7 @@ def test_the_list_is_this_one() -> None:
         *("mixed_precision", "partial_weight_decay", "last_rate_factor", "last_epochs_factor"),
         *("last_weight_decay", "normalize", "channels_last", "held_out", "no_class_counts"),
         *("x_key", "y_key", "classes", "optimizer_args", "scheduler", "scheduler_args"),
-        *("accumulate", "patience"),
+        *("accumulate", "patience", "weight_rate"),
     } == REPLAYED_ROUNDS
 
 

@@ -16,6 +16,7 @@ from .checkpoints import (
 from .files import (
     ReadOptions as ReadOptions,
     SourceFile as SourceFile,
+    reason_of as reason_of,
 )
 from .folders import (
     check_folder as check_folder,
@@ -32,6 +33,8 @@ from .model_folders import (
     model_folder as model_folder,
 )
 from .npz import (
+    LARGEST_INFLATED as LARGEST_INFLATED,
+    MOST_INFLATED as MOST_INFLATED,
     Rows as Rows,
     StoredRows as StoredRows,
     in_memory as in_memory,

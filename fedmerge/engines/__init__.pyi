@@ -2,6 +2,7 @@ from .engine import (
     ClientInfo as ClientInfo,
     Engine as Engine,
     Outcome as Outcome,
+    Reply as Reply,
     RetryPolicy as RetryPolicy,
     Status as Status,
     StepResult as StepResult,
@@ -32,4 +33,11 @@ from .ray_cluster import (
     is_address as is_address,
 )
 from .ray_engine import RayEngine as RayEngine
-from .remote import Site as Site
+from .remote import (
+    Answer as Answer,
+    Site as Site,
+    answer_of as answer_of,
+    from_bytes as from_bytes,
+    to_bytes as to_bytes,
+    unreadable as unreadable,
+)

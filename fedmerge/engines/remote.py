@@ -6,10 +6,11 @@ import io
 from collections.abc import Collection
 from dataclasses import dataclass
 from math import prod
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 import numpy as np
+from msgspec import Meta
 
 from fedmerge.decoding import Count, Fail, Name, decode_json
 from fedmerge.engines.engine import (
@@ -27,6 +28,8 @@ from fedmerge.values.arrays import Array
 from fedmerge.values.work import Arrays, Place
 
 GRACE = 60.0  # seconds for a message's way and the start of an app, beyond the work's own time
+_MOST_AXES = 32
+_MOST_BYTES = 2**62
 _NUMBERS = "biufc"  # kinds of dtypes whose bytes are values
 
 
@@ -107,19 +110,22 @@ class _Header(msgspec.Struct):
     """What stands before the bytes of the arrays."""
 
     message: dict[str, str]
-    arrays: list[tuple[Name, Name, list[Count]]]
+    arrays: list[tuple[Name, Name, Annotated[list[Count], Meta(max_length=_MOST_AXES)]]]
 
 
 def from_bytes(content: Array, kind: type[Said], *, fail: Fail) -> tuple[dict[str, Array], Said]:
     """Return what `to_bytes` packed; of bytes that lie, nothing is allocated that they name."""
-    length = int.from_bytes(content[:HEADER_LENGTH].tobytes(), "little")
-    start = HEADER_LENGTH + length
-    if content.dtype != np.uint8 or content.ndim != 1 or start > content.size:
+    if content.dtype != np.uint8 or content.ndim != 1:
+        raise fail("it is no line of bytes")
+    start = HEADER_LENGTH + int.from_bytes(content[:HEADER_LENGTH].tobytes(), "little")
+    if start > content.size:
         raise fail("its bytes end before its header does")
     header = decode_json(content[HEADER_LENGTH:start].tobytes(), _Header, fail=fail)
     arrays: dict[str, Array] = {}
     for name, dtype_name, shape in header.arrays:
         dtype = _dtype(dtype_name, fail)
+        if prod(max(1, count) for count in shape) * dtype.itemsize >= _MOST_BYTES:
+            raise fail(f"'{name}' has the shape {shape}")
         end = start + dtype.itemsize * prod(shape)
         if end > content.size:
             raise fail(f"its bytes end inside '{name}'")

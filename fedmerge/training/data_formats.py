@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import csv
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
 from pathlib import Path
-from types import ModuleType
-from typing import Any, TypeAlias, TypeVar
+from typing import TypeAlias, TypeVar
 
 import numpy as np
 
 from fedmerge.checkpoint import Rows, in_memory, open_npz, open_tensors
-from fedmerge.errors import CheckpointError, TrainingError, UnsafeCheckpointError, UsageError
+from fedmerge.decoding import shortened
+from fedmerge.errors import CheckpointError, TrainingError, UnsafeCheckpointError
+from fedmerge.training.tables import SAVED, open_csv, open_parquet, open_saved, read_pictures
 from fedmerge.values.arrays import Array
+from fedmerge.values.wording import listed
 
 Columns: TypeAlias = Mapping[str, Callable[[], Rows]]
 _Read = TypeVar("_Read")
@@ -25,7 +25,6 @@ FOLDER = "/"  # stands for folders among the formats
 IMAGES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp")
 TARGETS = ("y", "label", "labels", "target")  # names of targets, the first found wins
 _HINT = "samples `x` and targets `y` are in .npz, .pt, .safetensors, .csv, .parquet or a folder"
-_STATE = "state.json"  # of a data set that `datasets` saved
 
 
 @dataclass(frozen=True)
@@ -64,88 +63,14 @@ def _open_tensors(path: Path) -> Columns:
     return {name: partial(opened.read, name) for name in opened.tensors}
 
 
-def _open_csv(path: Path) -> Columns:
-    """Return the columns of a table with a header: numbers, or else texts."""
-    try:
-        with path.open(newline="", encoding="utf-8-sig") as file:
-            header, *rows = list(csv.reader(file)) or [[]]
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise TrainingError(f"{path}: can't be read as a table ({error})") from error
-    for number, row in enumerate(rows, start=2):
-        if len(row) != len(header):
-            raise TrainingError(
-                f"{path}: line {number} has {len(row)} values, the header {len(header)}"
-            )
-    texts = {name: [row[k] for row in rows] for k, name in enumerate(header)}
-    return {name: partial(_numbers, own) for name, own in texts.items()}
-
-
-def _numbers(texts: Sequence[str]) -> Array:
-    """Return integers where all texts are such, else floats, else the texts."""
-    for dtype in (np.int64, np.float32):
-        try:
-            return np.array(texts, dtype=dtype)
-        except (ValueError, OverflowError):
-            continue
-    return np.array(texts, dtype=np.str_)
-
-
-def _open_parquet(path: Path) -> Columns:
-    parquet = _library("pyarrow.parquet", "parquet files")
-    try:
-        table = parquet.read_table(path)
-    except (OSError, ValueError) as error:
-        raise TrainingError(f"{path}: can't be read as a table ({error})") from error
-    return _columns_of(table, path)
-
-
-def _open_saved(folder: Path) -> Columns:
-    """Return the columns of a data set that `datasets` saved to disk."""
-    arrow = _library("pyarrow", "data sets that `datasets` saved")
-    try:
-        state = json.loads((folder / _STATE).read_text(encoding="utf-8"))
-        files = [folder / entry["filename"] for entry in state["_data_files"]]
-        tables = [arrow.ipc.open_stream(file.read_bytes()).read_all() for file in files]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise TrainingError(f"{folder}: is no data set that can be read ({error})") from error
-    if state.get("_indices_data_files"):
-        raise TrainingError(
-            f"{folder}: its rows are chosen by a list of indices",
-            "write them out before you save: dataset.flatten_indices().save_to_disk(…)",
-        )
-    return _columns_of(arrow.concat_tables(tables), folder)
-
-
-def _columns_of(table: Any, path: Path) -> Columns:
-    """Return an Arrow table's columns: numbers, texts, lists of equal length, or pictures."""
-    return {name: partial(_arrow_column, table[name], name, path) for name in table.column_names}
-
-
-def _arrow_column(column: Any, name: str, path: Path) -> Array:
-    values = column.to_pylist()
-    if values and isinstance(values[0], dict) and "bytes" in values[0]:
-        return _pictures([(value["bytes"], f"{path}: '{name}'") for value in values])
-    try:
-        array = np.array(values)
-    except ValueError:
-        array = np.array(values, dtype=object)
-    if array.dtype.hasobject:
-        raise TrainingError(
-            f"{path}: '{name}' has lists of different lengths, or missing values",
-            "pad the lists, or read them by a function of your own: file.py:function",
-        )
-    return array
-
-
 def _open_folder(folder: Path) -> Columns:
     """Return the columns of a saved data set, of pictures by class, or of many files together."""
-    if (folder / _STATE).is_file():
-        return _open_saved(folder)
+    if (folder / SAVED).is_file():
+        return open_saved(folder)
     pictures = list(_pictures_in(folder))
     if pictures:
         names = np.array([path.parent.name for path in pictures])
-        named = [(path, str(path)) for path in pictures]
-        return {"x": partial(_pictures, named), "y": lambda: names}
+        return {"x": partial(read_pictures, pictures), "y": lambda: names}
     files = [path for path in sorted(folder.iterdir()) if path.suffix.lower() in FORMATS]
     if not files:
         raise TrainingError(f"{folder}: has no samples", _HINT)
@@ -169,48 +94,7 @@ def _pictures_in(folder: Path) -> Iterator[Path]:
 
 def is_one_clients(folder: Path) -> bool:
     """Whether a folder is one client's data, rather than one of clients'."""
-    return (folder / _STATE).is_file() or next(_pictures_in(folder), None) is not None
-
-
-def _pictures(files: Sequence[tuple[Path | bytes, str]]) -> Array:
-    """Return pictures as bytes (n, channels, height, width), which must be equally large."""
-    image = _library("PIL.Image", "pictures")
-    arrays: list[Array] = []
-    for content, name in files:
-        try:
-            with image.open(_stream(content)) as picture:
-                kind = "L" if picture.mode in ("1", "L", "I;16") else "RGB"
-                pixels = np.asarray(picture.convert(kind))
-        except (OSError, ValueError) as error:
-            raise TrainingError(f"{name}: no picture that can be read ({error})") from error
-        arrays.append(pixels[None] if pixels.ndim == 2 else np.moveaxis(pixels, -1, 0))
-        if arrays[-1].shape != arrays[0].shape:
-            raise TrainingError(
-                f"{name}: is {arrays[-1].shape}, expected {arrays[0].shape} as {files[0][1]}",
-                "make all pictures equally large, or read them by a function of your own",
-            )
-    return np.stack(arrays)
-
-
-def _stream(content: Path | bytes) -> Any:
-    if isinstance(content, bytes):
-        from io import BytesIO
-
-        return BytesIO(content)
-    return content
-
-
-def _library(name: str, what: str) -> ModuleType:
-    """Return a library that only some formats need."""
-    import importlib
-
-    try:
-        return importlib.import_module(name)
-    except ImportError:
-        raise UsageError(
-            f"{name.partition('.')[0]} is not installed, which reads {what}",
-            "pip install 'fedmerge[data]'",
-        ) from None
+    return (folder / SAVED).is_file() or next(_pictures_in(folder), None) is not None
 
 
 FORMATS: Mapping[str, Callable[[Path], Columns]] = {
@@ -218,8 +102,8 @@ FORMATS: Mapping[str, Callable[[Path], Columns]] = {
     ".pt": _open_tensors,
     ".pth": _open_tensors,
     ".safetensors": _open_tensors,
-    ".csv": _open_csv,
-    ".parquet": _open_parquet,
+    ".csv": open_csv,
+    ".parquet": open_parquet,
 }
 
 
@@ -262,10 +146,11 @@ def _names(
 
 
 _TABLES = (".csv", ".parquet")
+_MOST_NAMED = 20  # columns in a message
 
 
 def _listed(columns: Columns) -> str:
-    return ", ".join(f"'{name}'" for name in columns) or "nothing"
+    return listed([f"'{shortened(name)}'" for name in columns], _MOST_NAMED) or "nothing"
 
 
 def _inputs(arrays: Mapping[str, Rows], path: Path) -> tuple[Rows, ...]:

@@ -22,6 +22,7 @@ from tests.attacks import (
     repeated_work,
     safetensors,
     scripts,
+    tables,
     texts,
     zips,
 )
@@ -38,6 +39,7 @@ KINDS = (
     repeated_work,
     safetensors,
     scripts,
+    tables,
     texts,
     zips,
 )

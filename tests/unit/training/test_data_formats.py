@@ -11,8 +11,16 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from fedmerge.checkpoint import in_memory
 from fedmerge.errors import TrainingError, UsageError
-from fedmerge.training import FORMATS, Preparation, Reading, Shard, read_shard
+from fedmerge.training import (
+    FORMATS,
+    Preparation,
+    Reading,
+    Shard,
+    open_columns,
+    read_shard,
+)
 from fedmerge.values import Array
 
 A = np.array([1.5, 2.5, 3.5], np.float32)
@@ -254,3 +262,47 @@ def test_functions_may_name_classes(loaders: str) -> None:
 
 def test_every_suffix_is_read_by_a_row_of_the_table() -> None:
     assert set(FORMATS) == {".npz", ".pt", ".pth", ".safetensors", ".csv", ".parquet"}
+
+
+def test_numbers_and_categories_of_a_parquet_keep_their_values(tmp_path: Path) -> None:
+    arrow = pytest.importorskip("pyarrow")
+    import pyarrow.parquet
+
+    x = arrow.array([[[1, 255], [3, 4]]] * 3, arrow.list_(arrow.list_(arrow.uint8(), 2)))
+    kinds = arrow.array(["dog", "cat", "dog"]).dictionary_encode()
+    table = arrow.table({"x": x, "y": kinds})
+    pyarrow.parquet.write_table(table, tmp_path / "c1.parquet")
+    shard = read_shard(tmp_path / "c1.parquet", reading=Reading(classes=("cat", "dog")))
+    assert shard.targets.tolist() == [1, 0, 1]
+    assert shard.x[:].tolist() == [[[1, 255], [3, 4]]] * 3
+
+
+def test_texts_that_come_after_numbers_in_a_table_keep_them(tmp_path: Path) -> None:
+    rows = ["007,0.5,3"] * 60_000 + ["b,2,1.5"]
+    (tmp_path / "d.csv").write_text("\n".join(["kind,x,y", *rows]))
+    opened = open_columns(tmp_path / "d.csv")
+    columns = {name: in_memory(read()) for name, read in opened.items()}
+    assert columns["kind"][[0, -1]].tolist() == ["007", "b"]
+    assert columns["y"][[0, -1]].tolist() == [3.0, 1.5]
+    assert columns["x"].dtype == np.float32
+
+
+def test_nothing_outside_a_saved_data_set_is_read(tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow")
+    (tmp_path / "c1").mkdir()
+    state = {"_data_files": [{"filename": "../other.arrow"}]}
+    (tmp_path / "c1" / "state.json").write_text(json.dumps(state))
+    with pytest.raises(TrainingError, match=r"names a file outside its folder: '\.\./other"):
+        read_shard(tmp_path / "c1")
+
+
+def test_texts_in_place_of_pictures_are_no_paths(tmp_path: Path) -> None:
+    arrow = pytest.importorskip("pyarrow")
+    import pyarrow.parquet
+
+    outside = tmp_path / "outside.png"
+    Image.new("RGB", (2, 2)).save(outside)
+    table = arrow.table({"x": arrow.array([{"bytes": str(outside)}]), "y": [0]})
+    pyarrow.parquet.write_table(table, tmp_path / "c1.parquet")
+    with pytest.raises(TrainingError, match="no picture, but str"):
+        read_shard(tmp_path / "c1.parquet", preparation=GREY)

@@ -15,6 +15,7 @@ import os
 import signal
 import sys
 import time
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -99,19 +100,26 @@ def at_work(message: str = MESSAGE) -> Iterator[None]:
 
 @contextmanager
 def _hearing_again(heard: list[int]) -> Iterator[None]:
-    """Send a signal again whose exception Python had to drop, as in a destructor."""
+    """Send a signal again whose exception Python had to drop, as in a destructor.
+
+    What else destructors complain of after a signal is that something was left half done.
+    """
     before = sys.unraisablehook
 
     def hear_again(lost: Any) -> None:
-        if heard and issubclass(lost.exc_type, KeyboardInterrupt):
+        if not heard:
+            before(lost)
+        elif issubclass(lost.exc_type, KeyboardInterrupt):
             # A bare thread: the destructor may run while this one holds locks of `threading`.
             _thread.start_new_thread(_send_again, (heard.pop(),))
-        else:
-            before(lost)
 
     sys.unraisablehook = hear_again
     try:
         yield
+    except BaseException as error:
+        if heard:
+            traceback.clear_frames(error.__traceback__)  # their objects end here, and not later
+        raise
     finally:
         sys.unraisablehook = before
 

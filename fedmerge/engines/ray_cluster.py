@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -211,7 +212,8 @@ def _join(address: str) -> Callable[[], None]:
 def _initialise(**settings: Any) -> None:
     import ray
 
-    with _signals_held(), _elsewhere():
+    with _signals_held(), _elsewhere(), warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # tips for whoever wrote Ray's call
         ray.init(**settings, **_QUIET)
 
 

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 import textwrap
 from pathlib import Path
 from typing import Any
@@ -103,15 +104,16 @@ def simulate(folder: Path, monkeypatch: pytest.MonkeyPatch, **scripts: str) -> P
         (folder / f"{name}.py").write_text(textwrap.dedent(text))
     home = folder / "home"
     home.mkdir()
-    ran = subprocess.run(
-        [sys.executable, "job.py"],
-        cwd=folder,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "HOME": str(home), "TMPDIR": str(home)},
-        capture_output=True,
-        text=True,
-        timeout=LIMIT,
-        check=False,
-    )
+    with tempfile.TemporaryDirectory() as sockets:  # names of sockets have 107 characters at most
+        ran = subprocess.run(
+            [sys.executable, "job.py"],
+            cwd=folder,
+            env={**os.environ, "OMP_NUM_THREADS": "1", "HOME": str(home), "TMPDIR": sockets},
+            capture_output=True,
+            text=True,
+            timeout=LIMIT,
+            check=False,
+        )
     assert ran.returncode == 0, ran.stdout + ran.stderr
     assert "ERROR" not in ran.stdout + ran.stderr
     monkeypatch.syspath_prepend(str(folder))

@@ -92,7 +92,14 @@ def names(processes: Iterable[int]) -> dict[int, str]:
 
 
 def listening(pid: int) -> list[str]:
-    """Return the addresses, in hexadecimal, at which a process listens."""
+    """Return the addresses, in hexadecimal, at which a process listens; none if it has ended."""
+    with suppress(FileNotFoundError, ProcessLookupError):
+        return addresses_of(pid)
+    return []
+
+
+def addresses_of(pid: int) -> list[str]:
+    """Return them of a process that is there."""
     sockets = set()
     for entry in Path(f"/proc/{pid}/fd").iterdir():
         try:

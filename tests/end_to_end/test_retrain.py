@@ -225,7 +225,11 @@ def test_the_end_of_a_run_is_written_again_by_resume(scene: Scene, cli: Cli) -> 
 @pytest.mark.parametrize(
     ("more", "code", "says"),
     [
-        (("--method", "average"), 2, "--method is 'average', expected fedma, fedavg or fedprox"),
+        (
+            ("--method", "average"),
+            2,
+            "--method is 'average', expected fedma, fedavg, fedprox or afl",
+        ),
         (("--passes", "0"), 2, "--passes is 0, expected a whole number from 1"),
         (("--learning-rate", "-1"), 2, "--learning-rate is -1.0, expected a positive number"),
         (

@@ -170,7 +170,7 @@ SAID = b'{"message": {"said": "{\\"status\\": \\"fine\\"}"}, "arrays": []}'
     [
         ({}, "its model has no 'fedmerge'"),
         ({"weight": np.zeros(3)}, "its model has no 'fedmerge'"),
-        ({MESSAGE: np.zeros(100)}, "bytes end before its header"),
+        ({MESSAGE: np.zeros(100)}, "it is no line of bytes"),
         ({MESSAGE: np.full(100, 255, np.uint8)}, "bytes end before its header"),
         ({MESSAGE: "text"}, "can't read"),
         ({MESSAGE: packed(b"{")}, "truncated"),

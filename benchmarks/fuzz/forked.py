@@ -15,8 +15,10 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+import pyarrow as arrow
 import torch
 import typer.main
+from pyarrow import parquet
 
 from benchmarks.fuzz.costs import add_copy, cost_since, forget_peak
 from fedmerge.architecture import plan_apart
@@ -52,11 +54,13 @@ def _warm_up() -> None:
         write(folder, program([LINEAR], result="h"))
         (folder / "t.yaml").write_text("seed: 1\n")
         torch.save({"x": torch.zeros(8, 2), "y": torch.arange(8) % 2}, folder / "d.pt")
+        parquet.write_table(arrow.table({"x": [0.0] * 8, "y": [0, 1] * 4}), folder / "t.parquet")
         for command in (
             *("plan a.pt2 --quiet", "inspect a.pt2"),
             f"match {clients(folder)} -o g.pt --config t.yaml",
             *("verify g.pt", "report g.pt -o r.html", "convert g.pt -o h.safetensors"),
             "partition d.pt --clients 2 --homogeneous -o shards",
+            "partition t.parquet --clients 2 --homogeneous -o tables",
         ):
             with contextlib.redirect_stderr(io.StringIO()) as said:
                 code = run(command.split())
